@@ -5,6 +5,7 @@ Dimensions: N = all heads of a model on one flat axis.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -163,6 +164,10 @@ class HeadMask:
         (HeadId(site='cross', layer=0, head=0),)
         """
         return HeadMask(self.grid, self.removed | {HeadId.parse(h) if isinstance(h, str) else h for h in heads})
+
+    def to_json(self) -> str:
+        """Return the names of the removed heads as a list in JSON."""
+        return json.dumps([str(head) for head in self.grid if head in self.removed])
 
     def gates(self, device: torch.device | str | None = None) -> Tensor:
         """Return gates (N,): 1 for kept heads, 0 for removed ones."""

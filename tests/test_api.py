@@ -201,11 +201,17 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         lambda h: h.mask(1.5),
         lambda h: h.mask(9),
         lambda h: h.masks(0.5),  # type: ignore[arg-type]
+        lambda h: h.mask(3, even=True),
+        lambda h: h.mask(0.75, even=True, divisible_by=2),
         lambda h: h.prune(None),  # type: ignore[arg-type]
     ],
     "by": [
-        lambda h: h.prune(by=np.zeros(8)),
-        lambda h: h.prune(by={"attention.0.0": 1}),  # type: ignore[arg-type]
+        lambda h: h.prune(by=np.zeros(7)),
+        lambda h: h.prune(by=[0.0] * 7 + [NAN]),
+        lambda h: h.prune(by={"attention.0.0": 1}),
+        lambda h: h.prune(by=h.score("ablation", "random")),
+        lambda h: h.prune(by=h.score("ablation").drop(columns="head")),
+        lambda h: h.mask(by="knapsack", even=True),
         lambda h: h.mask(by="one_shot"),
         lambda h: h.mask(by="greedy", rescore_every=2),
         lambda h: h.report(by=[3]),  # type: ignore[list-item]
@@ -213,11 +219,25 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
     "rescore_every": [lambda h: h.mask(rescore_every=0), lambda h: h.mask(rescore_every=1.5)],  # type: ignore[arg-type]
     "refit": [lambda h: h.prune(refit="yes")],  # type: ignore[arg-type]
     "fine_tune": [lambda h: h.prune(fine_tune=-1), lambda h: h.prune(fine_tune=True)],
-    "mask": [lambda h: h.without(None), lambda h: h.without(h.grid)],  # type: ignore[arg-type]
+    "mask": [
+        lambda h: h.without(None),
+        lambda h: h.without(h.grid),
+        lambda h: h.prune(mask={7: [0]}),
+        lambda h: h.prune(mask={0: [1, 1]}),
+        lambda h: h.prune(mask="[no json"),
+        lambda h: h.prune(mask=np.ones(7)),
+        lambda h: h.prune(mask=[[0.5] * 4] * 2),
+    ],
+    "unit": [lambda h: h.mask(unit="neuron"), lambda h: h.units("layer")],  # type: ignore[arg-type]
+    "divisible_by": [lambda h: h.mask(divisible_by=2), lambda h: h.mask(even=True, divisible_by=0)],
+    "even": [lambda h: h.mask(even=1)],
+    "batch_size": [lambda h: h.cache_bytes(batch_size=0)],
     "head": [
         lambda h: HeadMask(h.grid).without("attention"),
         lambda h: HeadMask(h.grid).without("attention.0.9"),
         lambda h: HeadMask(h.grid).without("other.0.0"),
+        lambda h: h.prune(mask={0: [4]}),
+        lambda h: h.evaluate(["attention.0.9"]),
     ],
     "budgets": [
         lambda h: h.report(budgets=[]),

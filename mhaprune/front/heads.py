@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import pandas as pd
 from torch import nn
 
+from mhaprune.front.given import mask_of, scores_of
+from mhaprune.front.timing import generating, speed_table
 from mhaprune.heads import HeadMask
-from mhaprune.progress import doing, shown
-from mhaprune.pruning.plans import Plan, choices, plans_of
-from mhaprune.pruning.removal import EquivalenceCheck, time_removed
+from mhaprune.measure.columns import accuracy_columns
+from mhaprune.measure.outcomes import measure
+from mhaprune.progress import doing, shown, track
+from mhaprune.pruning.plans import choices, plans_of, removed_names
+from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.recoveries.base import Recovery, RecoveryContext
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refit import Refit
-from mhaprune.schedules.base import Schedule
+from mhaprune.schedules.base import Schedule, Stepwise
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
@@ -30,18 +34,20 @@ from mhaprune.settings.ranges import Ge, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.storage.store import write_bytes
 from mhaprune.studies.pretrained import study_of
-from mhaprune.tables import MOMENTS, QUARTILES
+from mhaprune.tables import MOMENTS
 from mhaprune.wrapping.blocks import AttentionBlock
 from mhaprune.wrapping.losses import Judge
 from mhaprune.wrapping.saving import make_plain
+from mhaprune.wrapping.units import UnitModel, in_units
 from mhaprune.wrapping.wrap import ModelWithData, understand
 from mhaprune.wrapping.wrapped import WrappedModel
 
 if TYPE_CHECKING:
     from mhaprune.experiments.results import Results
 
-By = str | Scorer | Schedule
-"""The method that chooses heads, by name or as an object: a scorer, or a schedule that uses no scores."""
+By = Any
+"""The method that chooses heads, by name or as an object: a scorer, or a schedule that uses no scores; or scores."""
+Unit = Literal["head", "group", "block"]
 Every = Annotated[int | None, Ge(1)]
 """The number of removed heads after which the smaller model is scored again. None scores only the dense model."""
 
@@ -107,47 +113,94 @@ class Heads(ModelWithData):
         return table
 
     @checked
-    def mask(self, keep: float | int = 0.5, by: By = "ablation", rescore_every: Every = None) -> HeadMask:
+    def units(self, unit: Unit) -> Heads:
+        """Return these heads as sets that are closed and removed together, with the same methods.
+
+        A "group" is the heads that share keys and values: only whole groups make a key-value cache smaller. A "block"
+        is an attention layer. A set has the name of its first head. Raises ValueError for groups of unequal size.
+
+        >>> heads.units("block").mask(keep=1).kept
+        (HeadId(site='attention', layer=1, head=0),)
+        """
+        subject = in_units(self.subject, unit)
+        if subject is self.subject:
+            return self
+        if unit not in self._units:
+            self._units[unit] = replace(self, subject=subject)
+        return self._units[unit]
+
+    @checked
+    def mask(self, keep: float | int = 0.5, by: By = "ablation", **how: Any) -> HeadMask:
         """Return a mask that keeps `keep` heads, a share (0.5) or a number (72). The model does not change.
 
-        The heads with the lowest scores are removed. With `rescore_every=6` the smaller model is scored again after
-        every six heads. `by` may also name a search, a schedule that uses no scores: for example "greedy", or
-        "greedy_refit" for a model that will be refitted.
+        The heads with the lowest scores are removed. `by` names a score; a search, a schedule that uses no scores, for
+        example "greedy", or "greedy_refit" for a model that will be refitted; or it holds your own scores (see
+        `front.given.scores_of`). For `how` see `masks`.
 
         >>> len(heads.mask(keep=0.25, by="gate_output").removed)
         6
         """
-        return self.masks([keep], by, rescore_every)[0]
+        return self.masks([keep], by, **how)[0]
 
     @checked
     @shown()
-    def masks(self, keep: Sequence[float | int], by: By = "ablation", rescore_every: Every = None) -> list[HeadMask]:
+    def masks(
+        self,
+        keep: Sequence[float | int],
+        by: By = "ablation",
+        rescore_every: Every = None,
+        unit: Unit | None = None,
+        even: bool = False,
+        divisible_by: Annotated[int, Ge(1)] = 1,
+    ) -> list[HeadMask]:
         """Return a mask for each of several sizes, all chosen in one call of the schedule.
 
-        >>> [len(mask.kept) for mask in heads.masks([0.75, 2])]
+        With `rescore_every=6` the smaller model is scored again after every six heads. `unit` chooses whole sets of
+        heads, see `units`; `keep` then counts these. With `even`, every block keeps the same share of its heads, and a
+        number of them that is `divisible_by` the given one. Then the pruned model is a plain one of its library.
+
+        >>> [len(mask.kept) for mask in heads.masks([0.75, 2], even=True)]
         [6, 2]
         """
-        total = len(self.grid)
-        counts = [total - self._kept(each) for each in keep]
+        grouped = self if unit is None else self.units(unit)
+        if grouped is not self:
+            found = grouped.masks(keep, by, rescore_every, even=even, divisible_by=divisible_by)
+            assert isinstance(grouped.subject, UnitModel)
+            return [grouped.subject.mask_of_heads(mask) for mask in found]
+        counts = [len(self.grid) - self._kept(each, even, divisible_by) for each in keep]
         chosen: Any = option(by, {"scorer": Scorer, "schedule": Schedule}) if isinstance(by, str) else by
+        if not isinstance(chosen, Scorer | Schedule):
+            chosen = scores_of(by, self.grid)
         scorers: dict[str, Scorer] = {}
         schedule: Schedule = OneShot() if rescore_every is None else Iterative(every=rescore_every)
-        if not isinstance(chosen, Schedule):
+        if isinstance(chosen, Scorer):
             scorers = self._scorers([by if isinstance(by, str) else chosen])
         elif chosen.scoring == "none" and rescore_every is None:
             schedule = chosen
         else:
             raise ValueError(f"by={by}: must be a scorer, or a schedule that uses no scores and then no rescore_every")
+        if even:
+            if not isinstance(schedule, Stepwise):
+                raise ValueError(f"by={by}: with even=True it must be a score, or a search that removes head by head")
+            schedule = replace(schedule, scope="per_block")
         if schedule.removes:
             self.check_removable()
         made = choices(self.scoring, scorers, schedule, removing(counts, self.grid), draws=1)
         return [plan.mask for plan in plans_of(made)]
 
-    def _kept(self, keep: float | int) -> int:
-        total = len(self.grid)
-        kept = round(keep * total) if isinstance(keep, float) else keep
+    def _kept(self, keep: float | int, even: bool, divisible_by: int) -> int:
+        sizes, total = self.grid.sizes, len(self.grid)
+        parts = sizes if even else (total,)
+        kept = sum(round(keep * part) for part in parts) if isinstance(keep, float) else keep
         if not 0 <= kept <= total or (isinstance(keep, float) and not 0 <= keep <= 1):
             raise ValueError(f"keep={keep}: must be a share of the heads, 0.0 to 1.0, or a number from 0 to {total}")
+        if divisible_by > 1 and not even:
+            raise ValueError(f"divisible_by={divisible_by}: needs even=True")
+        if wrong := [size for size in sizes if even and (kept * size / total) % divisible_by]:
+            left = f"{kept * wrong[0] / total:.3g} of {wrong[0]}"
+            raise ValueError(
+                f"keep={keep}: leaves {left} in a block, must be a whole number that {divisible_by} divides"
+            )
         return kept
 
     @checked
@@ -155,11 +208,13 @@ class Heads(ModelWithData):
         self,
         keep: float | int = 0.5,
         by: By = "ablation",
-        rescore_every: Every = None,
         refit: bool = False,
         fine_tune: Annotated[int, Ge(0)] = 0,
+        mask: Any = None,
+        **how: Any,
     ) -> nn.Module:
-        """Return a smaller and faster copy of the model that has only the heads that `mask` keeps.
+        """Return a smaller and faster copy of the model that has only the heads that `masks` keeps, see there for
+        `how`; or those of a `mask` of your own (see `front.given.mask_of`).
 
         The copy is an ordinary module of the model's own class, so users can train it. Before any refit or training it
         is proved equal to the model with the other heads masked.
@@ -171,14 +226,55 @@ class Heads(ModelWithData):
         >>> small = heads.prune(keep=0.5, by="gate_output", refit=True)
         >>> type(small) is type(model), [layer.num_heads for layer in small.attention] != [4, 4]
         (True, True)
+        >>> [layer.num_heads for layer in heads.prune(mask={1: [0, 3]}).attention]
+        [4, 2]
         """
-        model = self.without(self.mask(keep, by, rescore_every), refit, fine_tune).model
+        model = self.without(self.mask(keep, by, **how) if mask is None else mask, refit, fine_tune).model
         make_plain(model)
         return model
 
+    @contextmanager
+    def closed(self, mask: Any) -> Iterator[nn.Module]:
+        """While the context lasts, the heads that a mask removes are closed in every call of the model that this
+        yields. It is your own model, unless that has attention of torch.nn.
+
+        >>> with heads.closed(["attention.0.1"]) as gated:
+        ...     output = gated(**batches[0])
+        """
+        with self.subject.gated(1, mask_of(mask, self.grid).gates(self.subject.device)):
+            yield self.subject.model
+
     @checked
     @shown()
-    def without(self, mask: HeadMask, refit: bool = False, fine_tune: Annotated[int, Ge(0)] = 0) -> WrappedModel:
+    def evaluate(self, *masks: Any) -> pd.DataFrame:
+        """Return loss and quality on the *report* split, with 95 % intervals: a row for the whole model, then a row for
+        each mask, with its heads closed. Heads need not be removable.
+
+        >>> heads.evaluate({0: [0]}, heads.mask(keep=2))["heads_kept"].tolist()
+        [8, 7, 2]
+        """
+        rows = []
+        for mask in track([HeadMask(self.grid), *(mask_of(mask, self.grid) for mask in masks)], "masks"):
+            columns = accuracy_columns(measure(self.subject, self.splits.report, mask.gates(self.subject.device)))
+            rows.append({"heads_kept": len(mask.kept), **columns, "removed": removed_names(mask)})
+        return pd.DataFrame(rows)
+
+    @checked
+    def cache_bytes(
+        self, mask: Any = None, batch_size: Annotated[int, Ge(1)] = 1, length: Annotated[int, Ge(1)] = 1
+    ) -> int:
+        """Return the bytes of keys and values that generation keeps for a batch, at this length, without the heads of
+        a mask. 0 for a model that cannot generate.
+
+        >>> heads.cache_bytes()
+        0
+        """
+        subject = self.subject if mask is None else self.subject.without(mask_of(mask, self.grid), shared=True)
+        return subject.cache_bytes(batch_size, length)
+
+    @checked
+    @shown()
+    def without(self, mask: Any, refit: bool = False, fine_tune: Annotated[int, Ge(0)] = 0) -> WrappedModel:
         """Return the model without the heads that `mask` removes, as a subject. Before that, removing is proved equal
         to masking.
 
@@ -186,6 +282,7 @@ class Heads(ModelWithData):
         3
         """
         self.check_removable()
+        mask = mask_of(mask, self.grid)
         EquivalenceCheck(self.subject, self.splits.score).prove(mask)
         smaller = self.subject.without(mask)
         recoveries: list[Recovery] = [Refit()] if refit else []
@@ -256,27 +353,21 @@ class Heads(ModelWithData):
         ['removed', 'dense', 'dense again']
         """
         self.check_removable()
-        split = self.splits.report
         keep = [keep] if isinstance(keep, int | float) else keep
         sizes = [batch_sizes] if isinstance(batch_sizes, int) else list(batch_sizes)
         if min(sizes, default=0) < 1:
             raise ValueError(f"batch_sizes={min(sizes) if sizes else sizes}: must be 1 or more")
         timed = self.subject if new_tokens is None else generating(self.subject, new_tokens)
-        plans = [Plan("removed", 0, "", mask) for mask in self.masks(keep, by)]
-        what = "a forward pass" if new_tokens is None else f"{new_tokens} new tokens"
-        tables = []
-        for size in sorted({min(size, len(split)) for size in sizes}):
-            batch = split[:size].converted(timed.device, timed.dtype)
-            tables.append(time_removed(timed, plans, batch, rounds).assign(batch_size=size))
-        table = pd.concat(tables, ignore_index=True).rename(columns={"scorer": "model"})
-        table["heads_kept"] = len(timed.grid) - table["heads_removed"]
-        speed = ["speedup", *(f"speedup{end}" for end in QUARTILES if end)]
-        return table[["batch_size", "model", "heads_kept", "latency_ms", *speed]].assign(timed=what)
+        return speed_table(timed, self.masks(keep, by), self.splits.report, sizes, rounds, new_tokens)
 
     @cached_property
     def scoring(self) -> Scoring:
         """The scores on the *score* split. Each score is computed only once."""
         return Scoring(self.subject, self.splits.score, self.seed)
+
+    @cached_property
+    def _units(self) -> dict[str, Heads]:
+        return {}
 
     @cached_property
     def _lesson(self) -> RecoveryContext:
@@ -291,22 +382,3 @@ class Heads(ModelWithData):
                 made.check(len(self.grid), gated=False)
             chosen[name] = made
         return chosen
-
-
-def generating(subject: WrappedModel, new_tokens: int) -> WrappedModel:
-    """Return the subject with another `predict`: greedy generation of exactly `new_tokens` tokens with a cache. It
-    reads the encoder's part of a batch, or the prompt. The user's own `call` is not used."""
-    if not (hasattr(subject.model, "can_generate") and subject.model.can_generate()):  # type: ignore[operator]
-        name = type(subject.model).__name__
-        raise ValueError(f"new_tokens={new_tokens}: {name} has no generate(), leave it out")
-    how = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "use_cache": True}
-    how |= {"do_sample": False, "num_beams": 1}
-
-    def generate(model: Any, arguments: Any) -> Any:
-        if not isinstance(arguments, Mapping):
-            raise ValueError("new_tokens: batches must be dicts, as generate() takes them by name")
-        named = inspect.signature(model.forward).parameters  # only the loss reads the others
-        given = {key: value for key, value in arguments.items() if key in named and key != "labels"}
-        return model.generate(**{key: value for key, value in given.items() if not key.startswith("decoder_")}, **how)
-
-    return subject.changed(run=generate)

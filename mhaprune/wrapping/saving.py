@@ -221,10 +221,11 @@ def make_plain(model: nn.Module) -> bool:
     """Write the number of heads into the config of a pruned model, if this alone describes its shapes; else change
     nothing.
 
-    This is tested: a model built from the new config, on the meta device, must have exactly the shapes of this one.
+    This is tested: a model built from the new config, on the meta device, must have exactly the shapes of this one. A
+    config without a width of heads gets one: many models read `head_dim`, the others fail the test.
     """
     cut, config = Cut.of(model), getattr(model, "config", None)
-    if cut is None or config is None or not any(getattr(config, name, None) for name in WIDTH_OF_HEAD):
+    if cut is None or config is None:
         return False
     groups = {attributes.get("num_key_value_groups", 1) for attributes in cut.attributes.values()}
     sizes = {len(heads) for heads in cut.heads.values()}
@@ -235,6 +236,8 @@ def make_plain(model: nn.Module) -> bool:
     for name in ("mhaprune", "auto_map"):
         if hasattr(plain, name):
             delattr(plain, name)
+    if not any(getattr(config, name, None) for name in WIDTH_OF_HEAD):
+        plain.head_dim = getattr(config, "hidden_size", 0) // (getattr(config, "num_attention_heads", 0) or 1)
     for name, count in [*((name, size) for name in COUNTS), ("num_key_value_heads", size // group)]:
         if isinstance(getattr(plain, name, None), int):
             setattr(plain, name, count)
@@ -243,8 +246,12 @@ def make_plain(model: nn.Module) -> bool:
             same = type(model)(plain)
     except (ValueError, TypeError, RuntimeError):
         return False
-    ours = {name: value.shape for name, value in model.state_dict().items()}
-    if ours != {name: value.shape for name, value in same.state_dict().items()}:
+    if _shapes(model) != _shapes(same):
         return False
     model.config = plain
     return True
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    """Return the shapes of all weights and buffers, those that are not saved included."""
+    return {name: value.shape for name, value in (*model.state_dict().items(), *model.named_buffers())}

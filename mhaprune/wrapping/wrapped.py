@@ -18,7 +18,7 @@ from mhaprune.heads import Block, HeadId, HeadMask
 from mhaprune.measure.outcomes import joined
 from mhaprune.subject import Fallback
 from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.blocks import AttentionBlock
+from mhaprune.wrapping.blocks import AttentionBlock, Rows
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.losses import Judge, LossAndQuality, flat, judged
 from mhaprune.wrapping.proofs import BlockProof
@@ -129,6 +129,16 @@ class WrappedModel(GatedModel):
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             self.predict(batch)
         return int(counter.get_total_flops())
+
+    def cache_bytes(self, batch_size: int, length: int) -> int:
+        """Return the bytes of keys and values that generation keeps for this number of positions. Cross-attention is
+        counted as if the source had as many. 0 for a model that cannot generate."""
+        if not (hasattr(self.model, "can_generate") and self.model.can_generate()):  # type: ignore[operator]
+            return 0
+        kept = [block for block in self.blocks if "decoder" in block.path or not self.two_sided]
+        made = [rows for block in kept for rows in (block.key, block.value) if isinstance(rows, Rows)]
+        features = sum(len({row for head in rows.heads for row in head}) for rows in made)
+        return batch_size * length * features * self.dtype.itemsize
 
     @cached_property
     def two_sided(self) -> bool:

@@ -1,0 +1,112 @@
+"""Masks and scores in the forms in which people have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from mhaprune.data import Data
+from mhaprune.heads import HeadGrid, HeadId, HeadMask
+from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.subject import Subject
+
+
+def mask_of(given: Any, grid: HeadGrid) -> HeadMask:
+    """Return a `HeadMask` on a grid.
+
+    `given` is a mask; names of removed heads; the numbers of the removed heads by layer, `{0: [1], "cross.1": [0, 3]}`;
+    gates (N,) or (layers, H) of 0 and 1, where 0 removes; or one of the first three as JSON, as a text or in a file.
+    Raises ValueError, one line, for anything else.
+    """
+    if isinstance(given, HeadMask):
+        return HeadMask(grid, given.removed)
+    if isinstance(given, str | Path):
+        text = str(given)
+        if not text.lstrip().startswith(("[", "{")):
+            text = Path(given).read_text()
+        try:
+            return mask_of(json.loads(text), grid)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"mask={text[:40]!r}: is no JSON ({error})") from None
+    if isinstance(given, Mapping):
+        return HeadMask(grid).without(*_by_layer(given, grid))
+    if isinstance(given, Sequence) and all(isinstance(each, str) for each in given):
+        return HeadMask(grid).without(*given)
+    gates = _numbers("mask", given, grid)
+    if not np.isin(gates, (0, 1)).all():
+        raise ValueError(f"mask: gates are {gates[~np.isin(gates, (0, 1))][0]:g}, must be 0 (removed) or 1")
+    return HeadMask(grid, frozenset(head for head, gate in zip(grid, gates, strict=True) if gate == 0))
+
+
+def _by_layer(given: Mapping[Any, Any], grid: HeadGrid) -> list[HeadId]:
+    """Return the heads that a mapping from layers to numbers of heads names."""
+    heads = []
+    for layer, numbers in given.items():
+        blocks = [block for block in grid.blocks if str(layer) in (str(block), str(block.layer))]
+        if len(blocks) != 1:
+            those = ", ".join(map(str, blocks or grid.blocks))
+            raise ValueError(f"mask={layer}: names {len(blocks)} layers, must be one of {those}")
+        heads += [HeadId(*blocks[0], int(number)) for number in numbers]
+    if len(set(heads)) != len(heads):
+        raise ValueError("mask: names a head twice")
+    return heads
+
+
+@dataclass(frozen=True)
+class GivenScores(Scorer):
+    """Scores that the user brings, higher is more important."""
+
+    scores: tuple[tuple[str, float], ...]
+    """A name and a score for each head."""
+
+    reads_examples = False
+
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
+        named = dict(self.scores)
+        return Scores(torch.tensor([[named[str(head)] for head in subject.grid]], dtype=torch.double))
+
+
+def scores_of(given: Any, grid: HeadGrid) -> GivenScores:
+    """Return scores of heads as a scorer.
+
+    `given` is an array (N,) or (layers, H), a mapping from names of heads to scores, or a frame with a row per head,
+    such as `heads.score` returns. Raises ValueError, one line, for too many or too few, and for NaN.
+    """
+    if isinstance(given, pd.DataFrame):
+        if missing := {"site", "layer", "head", "score"} - set(given.columns):
+            raise ValueError(f"by: a frame without {', '.join(sorted(missing))}, as heads.score() has")
+        columns = (given[name].tolist() for name in ("site", "layer", "head", "score"))
+        pairs = [(str(HeadId(*head)), score) for *head, score in zip(*columns, strict=True)]
+        given = dict(pairs)
+        if len(given) != len(pairs):
+            raise ValueError("by: a frame with several scores of one head; choose the rows of one scorer and draw")
+    if isinstance(given, Mapping):
+        named = {str(name): score for name, score in given.items()}
+        names_of = [str(head) for head in grid]
+        if wrong := sorted(set(named).symmetric_difference(names_of)):
+            raise ValueError(f"by: {wrong[0]} is {'missing' if wrong[0] in names_of else 'no head of the model'}")
+        given = [named[name] for name in names_of]
+    return GivenScores(tuple(zip(map(str, grid), _numbers("by", given, grid).tolist(), strict=True)))
+
+
+def _numbers(name: str, given: Any, grid: HeadGrid) -> np.ndarray:
+    """Return one number per head, (N,)."""
+    try:
+        values = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given, dtype=float)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: {type(given).__name__} of no numbers, must have one for each head") from None
+    by_layer = (len(grid.blocks), grid.sizes[0]) if len(set(grid.sizes)) == 1 else None
+    if values.shape not in ((len(grid),), by_layer):
+        shapes = f"({len(grid)},)" + (f" or {by_layer}" if by_layer else "")
+        raise ValueError(f"{name}: numbers of shape {values.shape}, must be {shapes}")
+    if np.isnan(values).any():
+        raise ValueError(f"{name}: NaN for {grid.heads[int(np.isnan(values.ravel()).argmax())]}, must be numbers")
+    return values.ravel()

@@ -1,0 +1,101 @@
+"""Sets of heads that are closed and removed together: key-value groups, or whole blocks.
+
+Dimensions: H = heads of a block.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+from mhaprune.heads import Block, HeadMask
+from mhaprune.subject import AttentionMap
+from mhaprune.wrapping.batches import Batches
+from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported
+from mhaprune.wrapping.wrapped import WrappedModel
+
+UNITS = ("head", "group", "block")
+
+
+@dataclass(frozen=True, eq=False)
+class UnitModel(WrappedModel):
+    """A wrapped model whose heads are sets of heads of another one. A set has the name of its first head.
+
+    Each set is described as one wide head, so gates, outputs and weights of a set need no code of their own. Only a
+    removal is made head by head.
+    """
+
+    single: WrappedModel = field(kw_only=True)
+    """The same model with its single heads."""
+    unit: str = field(kw_only=True)
+
+    def with_module(self, module: Any, blocks: Sequence[AttentionBlock]) -> Self:
+        return replace(super().with_module(module, blocks), single=self.single.with_module(module, self.single.blocks))
+
+    def without(self, mask: HeadMask, shared: bool = False) -> Any:
+        return _with_sets(self.single.without(self.mask_of_heads(mask), shared), self.unit)
+
+    def mask_of_heads(self, mask: HeadMask) -> HeadMask:
+        """Return a mask of sets of heads as a mask of the single heads."""
+        grid, removed = self.single.grid, set()
+        for name, block in self.single.by_name.items():
+            heads = [grid.heads[n] for n in grid.positions(name)]
+            sets = zip(self.grid.positions(name), members(block, self.unit), strict=True)
+            removed |= {heads[h] for n, each in sets for h in each if self.grid.heads[n] in mask.removed}
+        return HeadMask(grid, frozenset(removed))
+
+    def attention_maps(self, batch: Batches) -> dict[Block, AttentionMap]:
+        raise ValueError(f"needs the attention weights of single heads, not of a {self.unit}; leave it out")
+
+
+def in_units(subject: WrappedModel, unit: str) -> WrappedModel:
+    """Return the subject with one head per unit.
+
+    A "group" is the heads that share keys and values. If all heads of every block do, each head is a group of its own.
+    A "block" is an attention layer. Raises `Unsupported` for groups of different sizes in one block.
+    """
+    single = subject.single if isinstance(subject, UnitModel) else subject
+    all_shared = all(len(set(block.of_kv)) <= 1 for block in single.blocks)
+    return single if unit == "head" or (unit == "group" and all_shared) else _with_sets(single, unit)
+
+
+def _with_sets(single: WrappedModel, unit: str) -> UnitModel:
+    blocks, idle = [], set()
+    for name, block in single.by_name.items():
+        sets = members(block, unit)
+        if len({len(each) for each in sets}) > 1:
+            sizes = ", ".join(str(len(each)) for each in sets)
+            raise Unsupported(f"unit={unit}: the groups of {block.path} have {sizes} heads, must have equally many")
+        blocks.append(_wide(block, sets))
+        heads = [single.grid.heads[n] for n in single.grid.positions(name)]
+        idle |= {heads[each[0]] for each in sets if all(heads[h] in single.without_effect for h in each)}
+    parts = {each.name: getattr(single, each.name) for each in fields(single) if each.init and each.name != "_lengths"}
+    parts |= {"blocks": tuple(blocks), "without_effect": frozenset(idle)}
+    return UnitModel(**parts, single=single, unit=unit)
+
+
+def members(block: AttentionBlock, unit: str) -> list[list[int]]:
+    """Return the heads of each unit of a block, by their positions in the block."""
+    if unit == "block":
+        return [list(range(block.heads))] if block.heads else []
+    return [[h for h in range(block.heads) if block.of_kv[h] == group] for group in sorted(set(block.of_kv))]
+
+
+def _wide(block: AttentionBlock, sets: Sequence[Sequence[int]]) -> AttentionBlock:
+    """Return the block with each of these sets of heads as one wide head."""
+
+    def together(rows: Any, of_head: Sequence[int]) -> Any:
+        if not isinstance(rows, Rows):
+            return rows
+        return Rows(rows.path, tuple(tuple(row for h in each for row in rows.heads[of_head[h]]) for each in sets))
+
+    alone = range(block.heads)
+    return replace(
+        block,
+        heads=len(sets),
+        names=tuple(block.names[each[0]] for each in sets),
+        columns=tuple(tuple(column for h in each for column in block.columns[h]) for each in sets),
+        of_kv=tuple(range(len(sets))),
+        query=together(block.query, alone),
+        key=together(block.key, block.of_kv),
+        value=together(block.value, block.of_kv),
+    )

@@ -1,0 +1,224 @@
+"""Sets of heads as units, even removal, and masks and scores that users bring."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+
+import transformers
+from families import FAMILIES, batch_of, make, size_of_output
+
+import mhaprune
+from mhaprune.front.heads import Heads, wrap
+from mhaprune.heads import HeadMask
+from mhaprune.measure.outcomes import measure, output_difference
+from mhaprune.scorers.base import Scorer
+from mhaprune.settings.options import conf_folder, option
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+
+@functools.cache
+def heads_of(name: str) -> Heads:
+    """Two layers of four heads. In llama and qwen2, two heads share keys and values."""
+    split = [batch_of(FAMILIES[name])]
+    return wrap(make(FAMILIES[name]), size_of_output, score=split, choose=split, report=split)
+
+
+@pytest.fixture
+def llama() -> Heads:
+    return heads_of("llama")
+
+
+def names(heads: Any) -> list[str]:
+    return [".".join(str(head).split(".")[-2:]) for head in heads]
+
+
+def test_a_group_is_named_after_its_first_head_and_a_block_too(llama: Heads) -> None:
+    assert names(llama.units("group").grid) == ["0.0", "0.2", "1.0", "1.2"]
+    assert names(llama.units("block").grid) == ["0.0", "1.0"]
+    assert (
+        llama.units("head") is llama.units("group").units("head") or len(llama.units("group").units("head").grid) == 8
+    )
+    assert llama.units("group") is llama.units("group"), "its scores are kept"
+
+
+def test_a_group_is_closed_together(llama: Heads) -> None:
+    """Its ablation is that of both heads in one pass, not a sum."""
+    groups, split = llama.units("group"), llama.splits.score
+    scores = groups.score("ablation").set_index("head")["score"]
+    dense = measure(llama.subject, split).loss.mean()
+    closed = HeadMask(llama.grid).without(*llama.grid.heads[2:4])
+    expected = measure(llama.subject, split, closed.gates()).loss.mean() - dense
+    assert float(scores.iloc[1]) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_output_of_a_group_is_the_sum_of_its_heads(llama: Heads) -> None:
+    groups, batch = llama.units("group").subject, llama.splits.score
+    weights, of_heads = llama.subject.output_weights(), llama.subject.head_outputs(batch)
+    wide_weights, of_groups = groups.output_weights(), groups.head_outputs(batch)
+    for block in llama.grid.blocks:
+        of_each = of_heads[block] @ weights[block]
+        torch.testing.assert_close(of_groups[block] @ wide_weights[block], of_each.unflatten(1, (2, 2)).sum(dim=2))
+
+
+@pytest.mark.parametrize("unit", ["group", "block"])
+@pytest.mark.parametrize("path", sorted((conf_folder() / "scorer").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_score_works_on_units_but_those_of_attention_weights(path: Path, unit: Any, llama: Heads) -> None:
+    heads, scorer = llama.units(unit), option(path.stem, {"scorer": Scorer})
+    if scorer.reads_attention or scorer.needs_gates or scorer.needs:
+        why = f"attention weights of single heads, not of a {unit}" if scorer.reads_attention else "needs"
+        with pytest.raises(ValueError, match=why):
+            heads.score(path.stem)
+        return
+    table = heads.score(path.stem)
+    assert len(table.query("draw == 0")) == len(heads.grid)
+    assert np.isfinite(table["score"]).all()
+
+
+@pytest.mark.parametrize("by", ["ablation", "gate_output", "greedy", "greedy_refit"])
+@pytest.mark.parametrize("unit", ["group", "block"])
+def test_whole_units_go_and_removed_is_masked(unit: Any, by: str, llama: Heads) -> None:
+    mask = llama.mask(keep=0.5, by=by, unit=unit)
+    assert len(mask.removed) == 4
+    layers = [{head for head in mask.removed if head.layer == layer} for layer in (0, 1)]
+    assert {len(each) for each in layers} <= ({0, 2, 4} if unit == "group" else {0, 4})
+    double = llama.subject.in_double()
+    batch = llama.splits.score
+    assert output_difference(double, double.without(mask), batch, mask.gates()) < 1e-9
+    assert llama.cache_bytes(mask, 3, 7) == cached(llama.prune(mask=mask))
+
+
+def cached(model: Any) -> int:
+    """Count the bytes that a model of transformers keeps for a batch of three with seven positions."""
+    with torch.no_grad():
+        layers = model(**batch_of(FAMILIES["llama"]), use_cache=True).past_key_values.layers
+    return sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
+
+
+def test_half_of_the_groups_take_half_of_the_cache(llama: Heads) -> None:
+    mask = llama.mask(keep=0.5, by="magnitude", unit="group", even=True)
+    assert 2 * llama.cache_bytes(mask, 3, 7) == llama.cache_bytes(batch_size=3, length=7) == cached(llama.subject.model)
+    assert llama.cache_bytes(mask, 3, 7) == cached(llama.prune(mask=mask))
+
+
+def test_the_last_group_of_a_block_stays_a_group(llama: Heads) -> None:
+    mask = llama.mask(keep=1, by="taylor", unit="group", rescore_every=1)
+    first, second = mask.kept
+    assert first.block == second.block
+    assert (first.head % 2, second.head) == (0, first.head + 1)
+
+
+def test_single_heads_of_groups_keep_the_cache_and_groups_of_unequal_size_are_refused(llama: Heads) -> None:
+    mask = HeadMask(llama.grid).without(llama.grid.heads[0], llama.grid.heads[2])
+    assert llama.cache_bytes(mask) == llama.cache_bytes()
+    smaller = mhaprune.wrap(llama.prune(mask={0: [0]}), size_of_output, score=[batch_of(FAMILIES["llama"])])
+    with pytest.raises(ValueError, match=r"unit=group: the groups of model.layers.0.self_attn have 1, 2 heads"):
+        smaller.units("group")
+
+
+def test_where_all_heads_share_keys_each_head_is_a_unit() -> None:
+    torch.manual_seed(0)
+    settings = {**FAMILIES["llama"].settings, "num_key_value_heads": 1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
+    heads = wrap(model, size_of_output, score=[batch_of(FAMILIES["llama"])])
+    assert heads.units("group") is heads
+    assert len(heads.units("block").grid) == 2
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_an_even_removal_of_groups_is_a_plain_model(name: str, tmp_path: Path) -> None:
+    """Which plain transformers loads, and whose config says the truth."""
+    heads = heads_of(name)
+    small = heads.prune(keep=0.5, by="gate_output", unit="group", even=True)
+    config: Any = small.config
+    assert (config.num_attention_heads, config.num_key_value_heads) == (2, 1)
+    assert not hasattr(config, "mhaprune")
+    mhaprune.save(small, tmp_path / "small")
+    assert not list((tmp_path / "small").glob("*.py"))
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small", trust_remote_code=False)
+    batch = batch_of(FAMILIES[name])
+    with torch.no_grad():
+        assert torch.equal(again.eval()(**batch).logits, small(**batch).logits)
+
+
+def test_even_counts_are_whole_and_divisible(llama: Heads) -> None:
+    assert [len(m.kept) for m in llama.masks([0.5, 0.25, 8], "magnitude", even=True)] == [4, 2, 8]
+    with pytest.raises(ValueError, match=r"keep=3: leaves 1.5 of 4 in a block, must be a whole number that 1 divides"):
+        llama.mask(3, "magnitude", even=True)
+    with pytest.raises(ValueError, match=r"keep=0.25: leaves 1 of 4 in a block, must be a whole number that 2 divides"):
+        llama.mask(0.25, "magnitude", even=True, divisible_by=2)
+
+
+FORMS: list[Any] = [
+    {0: [1], "1": [0, 3]},
+    ["self_attn.0.1", "self_attn.1.0", "self_attn.1.3"],
+    '{"self_attn.0": [1], "1": [0, 3]}',
+    np.array([[1, 0, 1, 1], [0, 1, 1, 0]]),
+    torch.tensor([1.0, 0, 1, 1, 0, 1, 1, 0]),
+]
+
+
+@pytest.mark.parametrize("given", FORMS, ids=range(len(FORMS)))
+def test_a_mask_has_many_forms(given: Any, llama: Heads, tmp_path: Path) -> None:
+    small = llama.prune(mask=given)
+    assert [layer.self_attn.q_proj.out_features for layer in small.model.layers] == [24, 16]  # type: ignore[union-attr]
+    mask = HeadMask(llama.grid).without(*FORMS[1])
+    (tmp_path / "mask.json").write_text(mask.to_json())
+    assert json.loads(mask.to_json()) == FORMS[1]
+    rows = llama.evaluate(given, tmp_path / "mask.json", mask)
+    assert rows["removed"].nunique() == 2
+    assert rows["heads_kept"].tolist() == [8, 5, 5, 5]
+    assert rows["loss"].nunique() == 2
+
+
+def test_scores_of_ones_own_choose_heads(llama: Heads, tmp_path: Path) -> None:
+    table = llama.score("ablation")
+    expected = llama.mask(keep=3, by="ablation")
+    values = table["score"].to_numpy()
+    named = dict(zip(map(str, llama.grid), values, strict=True))
+    table.to_json(tmp_path / "scores.json")
+    for by in (
+        values,
+        values.reshape(2, 4),
+        torch.tensor(values),
+        named,
+        table,
+        pd.read_json(tmp_path / "scores.json"),
+    ):
+        assert llama.mask(keep=3, by=by) == expected
+    with pytest.raises(ValueError, match="by: NaN for self_attn.0.2, must be numbers"):
+        llama.mask(by=[1, 1, float("nan"), 1, 1, 1, 1, 1])
+    with pytest.raises(ValueError, match=r"by: numbers of shape \(9,\), must be \(8,\) or \(2, 4\)"):
+        llama.mask(by=np.ones(9))
+    with pytest.raises(ValueError, match="by: self_attn.0.1 is missing"):
+        llama.mask(by={name: value for name, value in named.items() if name != "self_attn.0.1"})
+    with pytest.raises(ValueError, match="several scores of one head"):
+        llama.mask(by=llama.score("ablation", "magnitude"))
+
+
+def test_a_model_is_called_with_heads_closed(llama: Heads) -> None:
+    batch, mask = batch_of(FAMILIES["llama"]), llama.mask(keep=3, by="magnitude")
+
+    def logits() -> Tensor:
+        with torch.no_grad():
+            found: Tensor = llama.subject.model(**batch).logits
+        return found
+
+    before = logits()
+    with llama.closed(mask) as model:
+        assert model is llama.subject.model
+        closed = logits()
+    assert torch.equal(before, logits()), "nothing stays behind"
+    with torch.no_grad():
+        removed = llama.prune(mask=mask)(**batch).logits
+    torch.testing.assert_close(closed, removed)
+    assert not torch.allclose(closed, before)
