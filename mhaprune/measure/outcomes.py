@@ -105,6 +105,7 @@ def by_length(examples: Data, batch_size: int) -> tuple[Tensor, Iterator[tuple[B
     return order, ((examples[at], at) for at in order.split(examples.rows(batch_size)))
 
 
+@torch.enable_grad()
 def gate_gradients(
     subject: Subject, examples: Data, gates: Tensor | None = None, batch_size: int = BATCH_SIZE
 ) -> Tensor:
@@ -127,6 +128,7 @@ def gate_gradients(
     return torch.cat(parts)[order.argsort()]
 
 
+@torch.enable_grad()
 def gate_effects(subject: Subject, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return how much each gate changes the outputs, (N,), and the outputs with all gates open. The effect of a gate is
     the absolute derivative, with all gates open, of a random weighted sum of all outputs.

@@ -22,6 +22,7 @@ from mhaprune.wrapping.interception import Attend, AttentionCalls, attention_int
 from mhaprune.wrapping.removal import Cut
 from mhaprune.wrapping.replay import at_rest, is_linear
 
+NOTHING = "made by no linear module"
 REMEMBERED = 32
 """Number of linear modules that are remembered, the most recently called ones. The source of queries, keys and values
 is searched among them."""
@@ -162,6 +163,8 @@ class _Trace:
         self.running.pop()
 
     def _leaf(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        if not isinstance(output, Tensor):  # a router, which returns more
+            return output
         leaf = output.detach().requires_grad_()
         self.leaves = [*self.leaves[-REMEMBERED:], (module, leaf)]
         return leaf.clone()  # what comes next may work in place
@@ -196,27 +199,32 @@ class _Trace:
     def _source(self, heads: Tensor) -> Rows | str:
         """Return the linear module that made these heads, (B, heads, T, K), with the rows of each head; or the reason
         why there is none."""
-        if not heads.requires_grad:
-            return "made by no linear module"
         weights = torch.rand_like(heads) + 0.5  # without them, parts could cancel
-        leaves = [leaf for _, leaf in self.leaves]
-        rows: dict[int, list[tuple[int, ...]]] = {}
-        for h in range(heads.shape[1]):
-            picked = (heads[:, h] * weights[:, h]).sum()
-            gradients = torch.autograd.grad(picked, leaves, retain_graph=True, allow_unused=True)
-            for i, gradient in enumerate(gradients):
-                if gradient is not None:
-                    columns = gradient.flatten(0, -2).abs().amax(0).nonzero().flatten().tolist()
-                    rows.setdefault(i, []).append(tuple(columns))
-        sources = {i: each for i, each in rows.items() if any(each)}
-        if len(sources) != 1:
-            names = ", ".join(self.paths[self.leaves[i][0]] for i in sources)
-            return f"made by {len(sources)} linear modules, {names}"
-        ((i, each),) = sources.items()
-        path = self.paths[self.leaves[i][0]]
+        made = self._reached((heads * weights).sum(), self.leaves) if heads.requires_grad else []
+        rows: dict[nn.Module, list[tuple[int, ...]]] = {}
+        for h in range(heads.shape[1]) if made else ():
+            leaves = [(module, leaf) for module, leaf, _ in made]
+            for module, _, gradient in self._reached((heads[:, h] * weights[:, h]).sum(), leaves):
+                columns = gradient.flatten(0, -2).abs().amax(0).nonzero().flatten().tolist()
+                rows.setdefault(module, []).append(tuple(columns))
+        sources = {self.paths[module]: each for module, each in rows.items() if any(each)}
+        if not sources:
+            return NOTHING
+        if len(sources) > 1:
+            return f"made by {len(sources)} linear modules, {', '.join(sources)}"
+        ((path, each),) = sources.items()
         if len({row for head in each for row in head}) != sum(map(len, each)):
             return f"mixed from the heads of {path} (a norm over all heads?)"
         return Rows(path, tuple(each))
+
+    @staticmethod
+    def _reached(number: Tensor, leaves: Sequence[tuple[nn.Module, Tensor]]) -> list[tuple[nn.Module, Tensor, Tensor]]:
+        """Return the leaves that a number depends on, each with its module before it and its gradient after it."""
+        gradients = torch.autograd.grad(
+            number, [leaf for _, leaf in leaves] or [number], retain_graph=True, allow_unused=True
+        )
+        pairs = zip(leaves, gradients, strict=False)
+        return [(module, leaf, gradient) for (module, leaf), gradient in pairs if gradient is not None]
 
     def _reads(self, module: nn.Module, x: Any) -> None:
         """If the input of this linear module comes from the heads of a block, record the module as the W_O of that
@@ -236,6 +244,10 @@ class _Trace:
                 else:
                     found.columns = self._columns(x, leaf, found)
                 found.out = module
+                by_head = [x[..., list(columns)] for columns in found.columns]
+                gate = self._source(torch.stack(by_head, dim=1))
+                if gate != NOTHING:
+                    found.rows["gate"] = gate
 
     def _own(self, layer: MultiHeadAttention, out: nn.Module) -> None:
         """Record a `MultiHeadAttention`, whose layout is known. If a module that contains it calls its output

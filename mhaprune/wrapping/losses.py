@@ -88,7 +88,11 @@ class Similarity(Drift):
 
 def mean_of_tokens(output: Any, batch: Any) -> Tensor:
     """(B, D): the mean hidden state over the tokens of the attention mask."""
-    states = output if isinstance(output, Tensor) else output["last_hidden_state"]
+    states = output if isinstance(output, Tensor) else dict(output).get("last_hidden_state")
+    if states is None:
+        raise ValueError(
+            f"drift: the output has no last_hidden_state, only {', '.join(output)}; give Drift(represent=...)"
+        )
     if states.dim() == 2:
         return states
     mask = batch.get(MASK) if isinstance(batch, dict) else None

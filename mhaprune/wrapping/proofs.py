@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure.outcomes import MAX_DIFFERENCE, gate_effects, joined
@@ -121,6 +122,18 @@ def _masks(subject: GatedModel) -> list[HeadMask]:
     return [mask] if others else [everything.without(*last[:1]), mask]
 
 
+class AllInDouble(TorchFunctionMode):
+    """A mode of torch in which code that asks for float32, as for a softmax, gets float64."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = {name: torch.double if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        if func is Tensor.float:
+            return args[0].double()
+        return func(*(torch.double if value is torch.float32 else value for value in args), **named)
+
+
 class BlockProof:
     """A proof that removal equals masking, for one attention module after the other, in float64.
 
@@ -209,6 +222,7 @@ class BlockProof:
                 hook = module.get_submodule(block.out).register_forward_hook(lambda m, x, output: found.append(output))
                 stack.callback(hook.remove)
             stack.enter_context(torch.no_grad())
+            stack.enter_context(AllInDouble())
             stack.enter_context(at_rest(module))
             stack.enter_context(hooked(module, blocks, len(self.batch), gates))
             output = module(*arguments, **named)

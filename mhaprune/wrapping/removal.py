@@ -20,8 +20,12 @@ from mhaprune.wrapping.torch_nn import TorchAttention
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 """Names of attributes that hold the number of heads of a module."""
+KV_COUNTS = ("num_key_value_heads",)
+"""Names of attributes that hold the number of key-value heads of a module."""
 WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim")
 """Names of attributes that hold the width of all heads together."""
+SIZED = ("head", "dim", "size", "width", "embed", "channels")
+"""Words in names of attributes that may hold a number of heads or a width."""
 VERSION = 1
 """The version of the note that a removal leaves in a config."""
 
@@ -185,6 +189,7 @@ def _block_without(model: nn.Module, block: AttentionBlock, keep: Sequence[int],
         columns=neighbours(K * len(keep), len(keep)),
         of_kv=tuple(kv_left.index(block.of_kv[h]) for h in keep),
         query=moved(block.query, keep),
+        gate=block.gate and moved(block.gate, keep),
         key=moved(block.key, kv_left),
         value=moved(block.value, kv_left),
         silent=K * (len(stay) - len(keep)),
@@ -192,11 +197,12 @@ def _block_without(model: nn.Module, block: AttentionBlock, keep: Sequence[int],
 
 
 def _rows_to_drop(blocks: Sequence[tuple[AttentionBlock, Sequence[int]]]) -> dict[str, set[int]]:
-    """Return the rows that make queries, keys and values of removed heads, by the path of the linear module."""
+    """Return the rows that make queries, keys, values and gates of removed heads, by the path of the linear module."""
     drop: dict[str, set[int]] = {}
     for block, keep in blocks:
         kv_kept = {block.of_kv[h] for h in keep}
-        for rows, stays in ((block.query, set(keep)), (block.key, kv_kept), (block.value, kv_kept)):
+        gate = [(block.gate, set(keep))] if block.gate else []
+        for rows, stays in ((block.query, set(keep)), (block.key, kv_kept), (block.value, kv_kept), *gate):
             assert isinstance(rows, Rows)
             gone = {row for h, head in enumerate(rows.heads) if h not in stays for row in head}
             drop.setdefault(rows.path, set()).update(gone)
@@ -206,11 +212,15 @@ def _rows_to_drop(blocks: Sequence[tuple[AttentionBlock, Sequence[int]]]) -> dic
 def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]) -> dict[str, Any]:
     """Return the attributes of an attention module that must change with its heads, with their new values."""
     H, K = block.heads, len(block.columns[0])
-    counts = (*COUNTS, *block.counts)
-    attributes: dict[str, Any] = {name: len(keep) for name in counts if getattr(attention, name, None) == H}
-    attributes |= {name: len(keep) * K for name in WIDTHS if getattr(attention, name, None) == H * K}
     of_kv = [block.of_kv[h] for h in keep]
     kv_left = sorted(set(of_kv))
+    attributes: dict[str, Any] = {}
+    sizes = {H: len(keep), H * K: len(keep) * K}
+    for names, now in ((COUNTS, {H: len(keep)}), (WIDTHS, {H * K: len(keep) * K}), (block.counts, sizes)):
+        attributes |= {name: now[value] for name in names if (value := _number(attention, name)) in now}
+    kv_counts = [name for name in (*KV_COUNTS, *block.counts) if name.removeprefix("config.") in KV_COUNTS]
+    kv_sizes = {len(set(block.of_kv)): len(kv_left)}
+    attributes |= {name: kv_sizes[value] for name in kv_counts if (value := _number(attention, name)) in kv_sizes}
     if hasattr(attention, "num_key_value_groups"):
         group = len(of_kv) // len(kv_left)
         even = of_kv == [g for g in kv_left for _ in range(group)]
@@ -223,3 +233,22 @@ def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]
         before = getattr(attention, "kept_heads", range(H))
         attributes["kept_heads"] = [before[h] for h in keep]
     return attributes
+
+
+def _number(attention: nn.Module, name: str) -> Any:
+    """Return an attribute of a module, or of its config for `config.NAME`; None if there is none."""
+    of_config = name.startswith("config.")
+    owner = getattr(attention, "config", None) if of_config else attention
+    return getattr(owner, name.removeprefix("config."), None)
+
+
+def with_every_count(model: nn.Module, block: AttentionBlock) -> AttentionBlock:
+    """Return the block with the names of all integers in its module that may count heads, or their width together.
+
+    By its value alone an integer can be taken for such a number by mistake, so this is for models that do not run
+    otherwise, and the proofs decide.
+    """
+    attention = model.get_submodule(block.path)
+    sized = [name for name in vars(attention) if any(word in name for word in SIZED) and "head_dim" not in name]
+    config = [f"config.{name}" for name in (*COUNTS, *KV_COUNTS)] if hasattr(attention, "config") else []
+    return replace(block, counts=(*block.counts, *sized, *config))

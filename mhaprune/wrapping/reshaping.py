@@ -5,13 +5,15 @@ This file imports nothing of mhaprune. A copy of it lies in saved folders, so th
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-UNEVEN = "mhaprune_sdpa"
-"""The name of the attention for layers that lost heads unevenly."""
+UNEVEN = ("mhaprune_uneven", "mhaprune_uneven_eager")
+"""The names of the attention for layers that lost heads unevenly: fused, and for models that have no fused one."""
 
 
 def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[str, Mapping[str, Any]]) -> None:
@@ -26,15 +28,24 @@ def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[
 
 def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
     """Set attributes of modules, by path. The weights of the modules must have the new shapes already."""
+    owners = []
     for path, values in attributes.items():
         module = model.get_submodule(path)
+        if any(name.startswith("config.") for name in values):
+            module.config = copy.copy(module.config)  # from which only this layer reads its sizes
+            owners.append(module)
         for name, value in values.items():
-            if not isinstance(getattr(module, name, value), int | list | None):
+            owner = module.config if name.startswith("config.") else module
+            name = name.removeprefix("config.")
+            if not isinstance(getattr(owner, name, value), int | list | None):
                 raise ValueError(f"config.mhaprune: {path}.{name} counts no heads")
-            setattr(module, name, value)
+            setattr(owner, name, value)
     if any("kept_of_kv" in values or "kept_heads" in values for values in attributes.values()):
         register()
-        model.set_attn_implementation(UNEVEN)
+        name = UNEVEN[not getattr(model, "_supports_sdpa", True)]
+        model.set_attn_implementation(name)
+        for module in owners:
+            module.config._attn_implementation = name
 
 
 def store(module: Any, weight: Tensor, bias: Tensor | None) -> None:
@@ -48,26 +59,30 @@ def store(module: Any, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def register() -> None:
-    """Make the uneven attention known to transformers under its name."""
+    """Make the uneven attention known to transformers under its names."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
-    AttentionInterface.register(UNEVEN, attend)
-    AttentionMaskInterface.register(UNEVEN, sdpa_mask)
+    for name, mask in zip(UNEVEN, (sdpa_mask, eager_mask), strict=True):
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, mask)
 
 
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Call the fused attention of transformers for layers that lost heads unevenly: each query head gets its own keys,
-    values and part of the position bias."""
+    """Call the fused attention of transformers, or the model's own, for layers that lost heads unevenly: each query
+    head gets its own keys, values and part of the position bias."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    compute = sdpa_attention_forward
+    if getattr(getattr(module, "config", None), "_attn_implementation", None) == UNEVEN[1]:
+        compute = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
     heads, of_kv = getattr(module, "kept_heads", None), getattr(module, "kept_of_kv", None)
     bias = options.get("position_bias")
     if heads is not None and bias is not None and bias.shape[1] != len(heads):
         options["position_bias"] = bias[:, heads]
     if of_kv is not None:
         key, value = key[:, of_kv], value[:, of_kv]
-    result: tuple[Tensor, Tensor | None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    result: tuple[Tensor, Tensor | None] = compute(module, query, key, value, attention_mask, **options)
     return result

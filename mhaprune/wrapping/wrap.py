@@ -18,6 +18,7 @@ from mhaprune.wrapping.blocks import AttentionBlock, Unsupported, name_blocks
 from mhaprune.wrapping.discovery import discover, unseen
 from mhaprune.wrapping.losses import Drift, Judge, name_of, quality_for, unit_of
 from mhaprune.wrapping.proofs import Proofs, run_proofs
+from mhaprune.wrapping.removal import with_every_count
 from mhaprune.wrapping.replay import at_rest
 from mhaprune.wrapping.torch_nn import converted
 from mhaprune.wrapping.wrapped import WrappedModel
@@ -113,6 +114,10 @@ def understand(
     if drifts:
         splits = {name: with_dense(subject, split, drifts[0]) for name, split in splits.items()}
     proven = run_proofs(subject, splits["score"][:2], prove)
+    if proven.why_not and not any(block.why_not for block in found):
+        counted = subject.changed(blocks=tuple(with_every_count(model, block) for block in found))
+        again = run_proofs(counted, splits["score"][:2], prove)
+        subject, proven = (subject, proven) if again.why_not else (counted, again)
     subject = subject.changed(without_effect=frozenset(proven.without_effect))
     return ModelWithData(subject, Splits(**splits), name_of(quality), proven, seed, tuple(unseen(model, found)))
 

@@ -104,9 +104,24 @@ GATES_ONLY = {
         | {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
         why_not="its key is made by 2 linear modules, model.layers.0.self_attn.kv_a_proj_with_mqa",
     ),
-    "phi3": Family("Phi3Config", "Phi3ForCausalLM", GROUPED, why_not="a model with heads removed does not run"),
 }
 """Those whose heads can be gated and not removed."""
+
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+SINGLE = {
+    "phi3": Family("Phi3Config", "Phi3ForCausalLM", GROUPED),
+    "stablelm": Family("StableLmConfig", "StableLmForCausalLM", GROUPED),
+    "gemma2": Family("Gemma2Config", "Gemma2ForCausalLM", {**GROUPED, "head_dim": 8}),
+    "gpt_bigcode": Family(
+        "GPTBigCodeConfig",
+        "GPTBigCodeForCausalLM",
+        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "eos_token_id": None},
+    ),
+    "mixtral": Family("MixtralConfig", "MixtralForCausalLM", GROUPED | EXPERTS),
+    "llama4": Family("Llama4TextConfig", "Llama4ForCausalLM", GROUPED | EXPERTS | {"intermediate_size_mlp": 32}),
+    "afmoe": Family("AfmoeConfig", "AfmoeForCausalLM", GROUPED | EXPERTS | {"num_experts": 4, "num_dense_layers": 1}),
+}
+"""Those that do not compute in float64, or that need a second look at their sizes."""
 
 
 UNKNOWN = {

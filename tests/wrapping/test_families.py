@@ -16,7 +16,7 @@ from torch import nn
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 
 import transformers
-from families import FAMILIES, GATES_ONLY, UNKNOWN, Family, batch_of, make, said, size_of_output
+from families import FAMILIES, GATES_ONLY, SINGLE, UNKNOWN, Family, batch_of, make, said, size_of_output
 
 import mhaprune
 from mhaprune.front.heads import Heads, wrap
@@ -101,6 +101,29 @@ def test_generation_with_a_cache_equals_that_without(name: str) -> None:
         how: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
         cached, plain = (model.generate(**given, **how, use_cache=flag) for flag in (True, False))
         assert torch.equal(cached, plain), kind
+
+
+@pytest.mark.parametrize("name", SINGLE)
+@torch.no_grad()
+def test_removed_is_masked_by_hooks_of_ones_own_and_a_folder_brings_it_back(name: str, tmp_path: Path) -> None:
+    """Experts that have no float64, gated attention, sizes that a layer reads from its config, no fused attention."""
+    model, batch = make(SINGLE[name]), batch_of(SINGLE[name])
+    heads = wrap(model, size_of_output, score=[batch])
+    assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
+    gone = {0: [0], 1: [1, 2, 3]}
+    small: Any = heads.prune(mask=gone)
+    removed = small(**batch).logits
+    for n, block in enumerate(heads.subject.blocks):
+        zero = [column for head in gone[n] for column in range(head * 8, head * 8 + 8)]
+        model.get_submodule(block.out).register_forward_pre_hook(
+            lambda module, inputs, zero=zero: (inputs[0].index_fill(-1, torch.tensor(zero), 0.0), *inputs[1:])
+        )
+    masked = model(**batch).logits
+    torch.testing.assert_close(removed, masked, rtol=1e-4, atol=1e-4 * float(masked.abs().max()))
+    how: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "input_ids": batch["input_ids"][1:]}
+    assert torch.equal(*(small.generate(**how, use_cache=flag) for flag in (True, False)))
+    mhaprune.save(small, tmp_path / name)
+    assert torch.equal(mhaprune.load(tmp_path / name)(**batch).logits, removed)
 
 
 @pytest.fixture(scope="module")
