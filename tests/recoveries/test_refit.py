@@ -235,6 +235,36 @@ def test_fewer_tokens_than_inputs_leave_the_rest_as_it_was(ridge: float) -> None
     assert torch.linalg.matrix_rank(change) <= 3
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tokens", [6, 7, 9])
+@torch.no_grad()
+def test_few_tokens_and_many_give_the_ridge_regression_of_the_formula(tokens: int, bias: bool) -> None:
+    """By least squares with the ridge as further rows, which holds on both sides of as many tokens as inputs."""
+    linear, read, wanted = problem(tokens, 7)
+    before, missing = linear.weight.clone(), wanted - linear(read)
+    level = (0.1 * read.square().sum() / 7).sqrt()
+    columns = torch.cat([read, torch.ones(tokens, int(bias)).double()], dim=1)
+    rows = torch.cat([level * torch.eye(7).double(), torch.zeros(7, int(bias)).double()], dim=1)
+    parts = torch.linalg.lstsq(torch.cat([columns, rows]), torch.cat([missing, torch.zeros(7, 3).double()])).solution
+    expected = linear.bias + parts[7] if bias else linear.bias
+    correct(linear.weight, linear.bias if bias else None, [(read[:2], missing[:2]), (read[2:], missing[2:])], 0.1)
+    torch.testing.assert_close(linear.weight - before, parts[:7].T)
+    torch.testing.assert_close(linear.bias, nn.Parameter(expected))
+
+
+@torch.no_grad()
+def test_with_few_tokens_the_ridge_is_chosen_on_parts_that_are_held_out() -> None:
+    draw = torch.Generator().manual_seed(0)
+    truth = torch.randn(60, 3, generator=draw).double()
+    for noise, expected in ((100.0, 100.0), (0.0, 1e-3)):
+        read = [torch.randn(10, 60, generator=draw).double() for _ in range(5)]
+        parts = [(A, A @ truth + noise * torch.randn(10, 3, generator=draw).double()) for A in read]
+        chosen, told = (torch.zeros(3, 60).double() for _ in range(2))
+        correct(chosen, torch.zeros(3).double(), parts, [1e-3, 100.0])
+        correct(told, torch.zeros(3).double(), parts, expected)
+        torch.testing.assert_close(chosen, told)
+
+
 @torch.no_grad()
 def test_of_several_ridges_the_one_that_holds_elsewhere_is_taken() -> None:
     """Noise is best left alone, and what is so in all parts is best followed."""
