@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mhaprune.front.python import run, study
     from mhaprune.front.saved import load, save
     from mhaprune.heads import HeadMask
-    from mhaprune.wrapping.blocks import AttentionBlock
+    from mhaprune.wrapping.blocks import AttentionBlock, Rows
 
 _HOME = {
     "run": "front.python",
@@ -22,11 +22,12 @@ _HOME = {
     "save": "front.saved",
     "wrap": "front.heads",
     "AttentionBlock": "wrapping.blocks",
+    "Rows": "wrapping.blocks",
     "MultiHeadAttention": "attention.layer",
     "HeadMask": "heads",
 }
 
-__all__ = ["AttentionBlock", "HeadMask", "MultiHeadAttention", "load", "losses", "run", "save", "study", "wrap"]
+__all__ = ["AttentionBlock", "HeadMask", "MultiHeadAttention", "Rows", "load", "losses", "run", "save", "study", "wrap"]
 
 
 def __getattr__(name: str) -> Any:

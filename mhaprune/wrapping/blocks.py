@@ -24,10 +24,25 @@ class Unsupported(ValueError):
 
 @dataclass(frozen=True)
 class Rows:
-    """The output features of the linear module at `path` that belong to each head."""
+    """The output features of the linear module at `path` that belong to each head.
+
+    For queries, keys and values from one module, whose outputs stand side by side, there is `Rows.part`.
+    """
 
     path: str
     heads: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def part(cls, path: str, part: int, of: int, heads: int, head_dim: int) -> Rows:
+        """Return the rows of one of several equal parts: part 0 of 3 makes the queries.
+
+        >>> Rows.part("qkv", 1, of=3, heads=2, head_dim=2).heads
+        ((4, 5), (6, 7))
+        """
+        if not 0 <= part < of:
+            raise ValueError(f"part={part}: must be from 0 to {of - 1}")
+        start = part * heads * head_dim
+        return cls(path, tuple(tuple(start + row for row in head) for head in neighbours(heads * head_dim, heads)))
 
 
 @dataclass(frozen=True)
@@ -39,8 +54,8 @@ class AttentionBlock:
     queries, keys and values.
 
     By hand, `AttentionBlock("layers.0.attention", out="out_proj", heads=8)` is enough for gates and scores, if each
-    head has as many neighbouring columns as any other. With `query`, `key` and `value`, the names of three linear
-    modules, heads can be removed too. All names but `path` are relative to it.
+    head has as many neighbouring columns as any other. With `query`, `key` and `value`, the names of linear modules or
+    `Rows` of them, heads can be removed too. All names but `path` are relative to it, or else to the model.
 
     >>> made_by = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
     >>> blocks = [mhaprune.AttentionBlock(f"attention.{i}", out="out_proj", heads=4, **made_by) for i in range(2)]
@@ -97,6 +112,19 @@ class AttentionBlock:
         rows: dict[str, Any] = {}
         for name in ("query", "key", "value"):
             given = getattr(self, name)
+            if isinstance(given, Rows):
+                made = len(weight_of(self._module(model, given.path)))
+                sizes = {len(head) for head in given.heads}
+                if (
+                    sizes != {width // self.heads}
+                    or self.heads % len(given.heads)
+                    or max(map(max, given.heads)) >= made
+                ):
+                    raise Unsupported(
+                        f"blocks: {self.path}: {name} must be rows 0 to {made - 1} of {given.path}, for each head"
+                        f" {width // self.heads}, and of as many heads as divide {self.heads}"
+                    )
+                rows[name] = Rows(self._full(model, given.path), given.heads)
             if isinstance(given, str):
                 made = len(weight_of(self._module(model, given)))
                 heads, rest = divmod(made, width // self.heads)
@@ -105,12 +133,12 @@ class AttentionBlock:
                         f"blocks: {self.path}.{given} makes {made} features, which are no heads of"
                         f" {width // self.heads} for heads={self.heads}"
                     )
-                rows[name] = Rows(self._full(given), neighbours(made, heads))
+                rows[name] = Rows(self._full(model, given), neighbours(made, heads))
         missing = [name for name in ("query", "key", "value") if name not in rows]
         num_kv = len(rows["key"].heads) if "key" in rows else self.heads
         return replace(
             self,
-            out=self._full(self.out),
+            out=self._full(model, self.out),
             **rows,
             columns=neighbours(width, self.heads),
             of_kv=tuple(n * num_kv // self.heads for n in range(self.heads)),
@@ -119,12 +147,14 @@ class AttentionBlock:
             whole=True,
         )
 
-    def _full(self, name: str) -> str:
-        return f"{self.path}.{name}" if self.path else name
+    def _full(self, model: nn.Module, name: str) -> str:
+        inside = f"{self.path}.{name}" if self.path else name
+        paths = {path for path, _ in model.named_modules()}
+        return name if name in paths and inside not in paths else inside
 
     def _module(self, model: nn.Module, name: str) -> nn.Module:
         try:
-            module = model.get_submodule(path := self._full(name))
+            module = model.get_submodule(path := self._full(model, name))
         except AttributeError:
             raise Unsupported(f"blocks: the model has no module {path}") from None
         if not is_linear(module):

@@ -20,8 +20,10 @@ from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours
 from mhaprune.wrapping.interception import Attend, AttentionCalls, attention_interface
 from mhaprune.wrapping.removal import Cut
-from mhaprune.wrapping.replay import at_rest, is_linear
+from mhaprune.wrapping.replay import at_rest, is_linear, mapped, tensors_in
 
+OUT = ("out_proj", "o_proj", "to_out", "out", "c_proj", "dense", "wo", "proj", "fc_o", "o")
+"""Usual names of W_O."""
 NOTHING = "made by no linear module"
 REMEMBERED = 32
 """Number of linear modules that are remembered, the most recently called ones. The source of queries, keys and values
@@ -83,11 +85,13 @@ def as_named(block: AttentionBlock, cut: Cut) -> AttentionBlock:
     return replace(block, names=tuple(names))
 
 
+def within(path: str, other: str) -> bool:
+    """Return whether a module is another one or inside of it, by their paths."""
+    return not other or path == other or path.startswith(f"{other}.")
+
+
 def unseen(model: nn.Module, blocks: Sequence[AttentionBlock]) -> list[str]:
     """Return the paths of modules that are attention by name or class but belong to no block."""
-
-    def within(path: str, other: str) -> bool:
-        return not other or path == other or path.startswith(f"{other}.")
 
     found = [block.path for block in blocks]
     left = [path for path, *_ in _named_attention(model) if not any(within(path, f) or within(f, path) for f in found)]
@@ -107,23 +111,60 @@ def _named_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
 def nothing_found(model: nn.Module) -> str:
     """Return the error message for a model without attention, with an example of `blocks=` filled in as far as
     possible."""
-    candidates = [
-        (path, linear[-1], module)
-        for path, module, by_name in _named_attention(model)
-        if by_name and (linear := [name for name, part in module.named_modules() if name and is_linear(part)])
-    ]
+    named = {path: module for path, module, _ in _named_attention(model)}
+    linear = {
+        path: [name for name, part in module.named_modules() if name and is_linear(part)]
+        for path, module in named.items()
+    }
+    usual = {path: [name for name in names if name.rpartition(".")[2] in OUT] for path, names in linear.items()}
+    linear = {path: names for path, names in (usual if any(usual.values()) else linear).items() if names}
+    inner = [path for path in linear if not any(other != path and within(other, path) for other in linear)]
     message = (
         f"{type(model).__name__}: no attention found. It calls neither F.scaled_dot_product_attention nor the attention"
-        " interface of transformers, multiplies no weights with values, and holds no nn.MultiheadAttention."
+        " interface of transformers, multiplies no weights with values, and holds no nn.MultiheadAttention. Name the"
+        " blocks by hand"
     )
-    if not candidates:
-        return f'{message} Name the blocks by hand: blocks=[AttentionBlock("PATH", out="NAME OF W_O", heads=NUMBER)]'
-    path, out, module = candidates[-1]
-    kept = (item for part in module.modules() for item in vars(part).items())
+    if not inner:
+        return f'{message}: blocks=[AttentionBlock("PATH", out="NAME OF W_O", heads=NUMBER)]'
+    out = linear[inner[-1]][-1]
+    kept = (item for part in named[inner[-1]].modules() for item in vars(part).items())
     heads = next((str(value) for name, value in kept if "heads" in name and isinstance(value, int)), "NUMBER")
-    return (
-        f'{message} Name the blocks by hand, for example: blocks=[AttentionBlock("{path}", out="{out}", heads={heads})]'
-    )
+    paths = ", ".join(f'"{path}"' for path in inner if out in linear[path])
+    return f'{message}, for example: blocks=[AttentionBlock(path, out="{out}", heads={heads}) for path in [{paths}]]'
+
+
+def check_attention(model: nn.Module, blocks: Sequence[AttentionBlock], call: Callable[[], object]) -> None:
+    """Raise `Unsupported` for a block named by hand whose W_O reads nothing from other positions, or other inputs, of
+    the module: then it is no attention."""
+    for block in blocks:
+        inputs: list[Tensor] = []
+        read: list[Tensor] = []
+
+        def enter(module: nn.Module, given: Any, named: Any, inputs: list[Tensor] = inputs) -> Any:
+            if inputs:
+                return None
+            given, named = mapped((given, named), lambda x: x.detach().requires_grad_() if x.is_floating_point() else x)
+            inputs += [x for x in tensors_in((given, named)) if x.requires_grad]
+            return given, named
+
+        def reads(module: nn.Module, given: Any, read: list[Tensor] = read) -> None:
+            read.append(given[0])
+
+        with torch.enable_grad(), at_rest(model), ExitStack() as stack:
+            module, out = model.get_submodule(block.path), model.get_submodule(block.out)
+            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            stack.callback(out.register_forward_pre_hook(reads).remove)
+            call()
+        if not read:
+            raise Unsupported(f"blocks: {block.out} is not called")
+        if read[0].dim() < 3 or read[0].shape[1] < 2 or not inputs or not read[0].requires_grad:
+            continue  # with one position, or tokens one after the other, nothing can be said
+        gradients = torch.autograd.grad(read[0][:, -1].square().sum(), inputs, allow_unused=True)
+        before = [x[:, :-1] if x.shape[:2] == read[0].shape[:2] else x for x in gradients if x is not None]
+        if not any(x.any() for x in before):
+            raise Unsupported(
+                f"blocks: {block.out} is no output projection of attention: at each position it reads only this one"
+            )
 
 
 class _Trace:
@@ -210,6 +251,8 @@ class _Trace:
         sources = {self.paths[module]: each for module, each in rows.items() if any(each)}
         if not sources:
             return NOTHING
+        if any("lora_" in path for path in sources):
+            return "adapted by LoRA; call merge_and_unload() on the model first"
         if len(sources) > 1:
             return f"made by {len(sources)} linear modules, {', '.join(sources)}"
         ((path, each),) = sources.items()
@@ -269,7 +312,7 @@ class _Trace:
                 of_head[h].append(column)
         if len({column for columns in of_head for column in columns}) != sum(map(len, of_head)):
             raise Unsupported(
-                f"{self.paths[found.module]}: its heads are mixed before the output projection, so they cannot be gated"
-                " one by one"
+                f"{self.paths[found.module]}: its heads are mixed before the first linear module that reads them, so"
+                " they cannot be gated one by one (a norm over all heads, or a W_O that is no linear module?)"
             )
         return tuple(map(tuple, of_head))

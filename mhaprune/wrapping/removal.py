@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, weight_of
@@ -95,12 +95,17 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
 
 def in_double(module: nn.Module, of: nn.Module) -> nn.Module:
     """Return a copy of a model, or of a part `of` it, that computes in float64."""
-    module = copied(module).double()
+    double = {id(weight): nn.Parameter(_double(weight), weight.requires_grad) for weight in module.parameters()}
+    module = copied(module, double | {id(buffer): _double(buffer) for buffer in module.buffers()})
     # The eager attention of transformers takes its softmax in float32, whatever the model computes in.
     for config in (getattr(part, "config", None) for part in module.modules() if getattr(of, "_supports_sdpa", False)):
         if getattr(config, "_attn_implementation", None) == "eager":
             config._attn_implementation = "sdpa"  # type: ignore[union-attr]
     return module
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.double if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
 def remove_heads(

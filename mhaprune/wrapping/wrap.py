@@ -15,7 +15,7 @@ from mhaprune.measure.outcomes import Diverged, check_weights_finite
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, Unsupported, name_blocks
-from mhaprune.wrapping.discovery import discover, unseen
+from mhaprune.wrapping.discovery import check_attention, discover, unseen
 from mhaprune.wrapping.losses import Drift, Judge, name_of, quality_for, unit_of
 from mhaprune.wrapping.proofs import Proofs, run_proofs
 from mhaprune.wrapping.removal import with_every_count
@@ -88,7 +88,7 @@ def understand(
     quality = quality or quality_for(loss)
     model = converted(model)
     weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
-    first = splits["score"][:2].converted(weight.device, weight.dtype)
+    first = splits["score"][:1].converted(weight.device, weight.dtype)
     if blocks is None:
         try:
             found = discover(model, lambda one: run(one, first.arguments()))
@@ -101,6 +101,7 @@ def understand(
             raise ValueError("blocks=[]: must name an attention layer, or be left out")
         _check_call(model, first, run)
         found = [block.completed(model) for block in blocks]
+        check_attention(model, found, lambda: run(model, first.arguments()))
     names = name_blocks([block.path for block in found])
     subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run, prove=prove)
     drifts = [judge for judge in (loss, quality) if isinstance(judge, Drift)]
@@ -154,6 +155,8 @@ def with_dense(subject: WrappedModel, split: Batches, judge: Drift, batch_size: 
 
 def check_weights(model: nn.Module) -> None:
     """Raise `Unsupported` for weights that cannot be read or cut."""
+    if hasattr(model, "_orig_mod"):
+        raise Unsupported("model: is compiled, wrap the model before torch.compile")
     if not any(parameter.is_floating_point() for parameter in model.parameters()):
         raise Unsupported("model: has no weights of real numbers")
     for name, parameter in model.named_parameters():

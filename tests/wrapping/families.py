@@ -129,13 +129,15 @@ UNKNOWN = {
         "BloomConfig",
         "BloomForCausalLM",
         {**SMALL, "n_layer": 2, "n_head": 4},
-        why_not='AttentionBlock("transformer.h.1.self_attention", out="dense", heads=4)',
+        why_not='AttentionBlock(path, out="dense", heads=4) for path in'
+        ' ["transformer.h.0.self_attention", "transformer.h.1.self_attention"]',
     ),
     "deberta": Family(
         "DebertaV2Config",
         "DebertaV2Model",
         TEXT,
-        why_not='AttentionBlock("encoder.layer.1.attention", out="output.dense", heads=4)',
+        why_not='AttentionBlock(path, out="output.dense", heads=4) for path in'
+        ' ["encoder.layer.0.attention", "encoder.layer.1.attention"]',
     ),
 }
 """Those whose heads are not found."""

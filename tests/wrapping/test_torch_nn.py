@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mhaprune.front.heads import wrap
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import output_difference
-from mhaprune.wrapping.blocks import AttentionBlock
+from mhaprune.wrapping.blocks import AttentionBlock, Rows
 from mhaprune.wrapping.torch_nn import converted
 
 B, T, U, D, H = 3, 5, 4, 16, 4
@@ -196,7 +196,7 @@ def test_products_without_weights_are_no_attention() -> None:
 
 def test_blocks_by_hand() -> None:
     model, batch = randomised(Tower()), [torch.randn(B, T, D)]
-    message = 'AttentionBlock."my_attention", out="mix", heads=4.'
+    message = 'AttentionBlock.path, out="mix", heads=4. for path in ."my_attention".'
     with pytest.raises(ValueError, match=f"Tower: no attention found.*Name the blocks by hand, for example.*{message}"):
         wrap(model, square, score=batch)
     gates_only = wrap(model, square, score=batch, blocks=[AttentionBlock("my_attention", out="mix", heads=4)])
@@ -208,9 +208,85 @@ def test_blocks_by_hand() -> None:
     assert heads.prune(1).my_attention.q.out_features == D // 4
 
 
+class Fused(nn.Module):
+    """Attention by einsum, whose queries, keys and values come from one module, and an MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.out = H, nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.gru_rel_pos_linear = nn.Linear(D, D)  # as WavLM has one, after W_O
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in self.qkv(x).chunk(3, dim=-1))
+        weights = torch.einsum("bthk,buhk->bhtu", q, k).softmax(dim=-1)
+        return self.out(torch.einsum("bhtu,buhk->bthk", weights, v).flatten(2)) + self.gru_rel_pos_linear(x)
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn_layers = nn.ModuleList([Fused(), nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D)), Fused()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.attn_layers:
+            x = x + layer(x)
+        return x
+
+
+class FusedAttention(Fused):
+    pass
+
+
+def test_the_hint_names_w_o_of_every_layer_and_what_it_says_can_be_pasted() -> None:
+    model = randomised(Stack())
+    for n in (0, 2):
+        model.attn_layers[n].__class__ = FusedAttention
+    data = [torch.randn(B, T, D)]
+    with pytest.raises(ValueError, match="no attention found") as refused:
+        wrap(model, square, score=data)
+    hint = str(refused.value).partition("blocks=")[2]
+    assert hint.endswith('out="out", heads=4) for path in ["attn_layers.0", "attn_layers.2"]]')
+    heads = wrap(model, square, score=data, blocks=eval(hint))
+    assert repr(heads).startswith("8 heads in 2 blocks, all with an effect, none removable")
+
+
+def test_rows_of_one_module_are_named_by_hand_and_cut() -> None:
+    model, data = randomised(Stack()), [torch.randn(B, T, D)]
+    parts = {
+        name: Rows.part("qkv", n, of=3, heads=H, head_dim=D // H) for n, name in enumerate(("query", "key", "value"))
+    }
+    blocks = [AttentionBlock(f"attn_layers.{n}", "out", H, counts=["heads"], **parts) for n in (0, 2)]
+    heads = wrap(model, square, score=data, blocks=blocks)
+    assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
+    small = heads.prune(mask={0: [0], 2: [1, 2]})
+    assert [small.attn_layers[n].qkv.out_features for n in (0, 2)] == [3 * 3 * D // 4, 3 * 2 * D // 4]
+    with heads.closed({0: [0], 2: [1, 2]}) as model, torch.no_grad():
+        torch.testing.assert_close(model(data[0]), small(data[0]))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
+def test_attention_adapted_by_lora_and_compiled_models_are_told_what_to_do() -> None:
+    class Adapted(ByHand):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lora_B = nn.Linear(D, D)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (made(x).unflatten(-1, (H, -1)).transpose(1, 2) for made in (self.q, self.k, self.v))
+            q = q + self.lora_B(x).unflatten(-1, (H, -1)).transpose(1, 2)
+            return self.mix(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    heads = wrap(randomised(Tower(Adapted)), square, score=[torch.randn(B, T, D)])
+    assert "its query is adapted by LoRA; call merge_and_unload() on the model first" in heads.proven.why_not
+    with pytest.raises(ValueError, match="model: is compiled, wrap the model before torch.compile"):
+        wrap(torch.compile(Tower()), square, score=[torch.randn(B, T, D)])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("block", "message"),
     [
+        (AttentionBlock("my_attention", "q", 4), "my_attention.q is no output projection of attention"),
+        (AttentionBlock("my_attention", "mix", 4, query=Rows("q", ((0, 99),) * 4)), "query must be rows 0 to 15 of q"),
         (AttentionBlock("my_attention", "nothing", 4), "the model has no module my_attention.nothing"),
         (AttentionBlock("my_attention", "mix", 3), "my_attention with heads=3: must divide the 16 input columns"),
         (AttentionBlock("", "my_attention", 4), "is a ByHand, must be a linear module"),
