@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mhaprune.attention.layer import MultiHeadAttention
+    from mhaprune.front.exporting import export
     from mhaprune.front.heads import wrap
     from mhaprune.front.python import run, study
     from mhaprune.front.saved import load, save
@@ -20,6 +21,7 @@ _HOME = {
     "study": "front.python",
     "load": "front.saved",
     "save": "front.saved",
+    "export": "front.exporting",
     "wrap": "front.heads",
     "AttentionBlock": "wrapping.blocks",
     "Rows": "wrapping.blocks",
@@ -27,7 +29,8 @@ _HOME = {
     "HeadMask": "heads",
 }
 
-__all__ = ["AttentionBlock", "HeadMask", "MultiHeadAttention", "Rows", "load", "losses", "run", "save", "study", "wrap"]
+__all__ = ["AttentionBlock", "HeadMask", "MultiHeadAttention", "Rows", "export", "load", "losses", "run", "save"]
+__all__ += ["study", "wrap"]
 
 
 def __getattr__(name: str) -> Any:

@@ -35,7 +35,7 @@ class Cut:
     """A description of a removal in plain values. A freshly built model can be cut to the same shapes by it."""
 
     shapes: dict[str, list[int]] = field(default_factory=dict)
-    """The new shape of the weight of each linear module that was cut."""
+    """The new shape of the weight of each linear module that was cut, and of each parameter with a number per head."""
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The attributes that were set, by the path of the module."""
     heads: dict[str, list[int]] = field(default_factory=dict)
@@ -152,8 +152,13 @@ def remove_heads(
         if not keep:
             weight_of(out).data[:, : len(block.columns[0])] = 0
         cut.shapes[block.out] = list(out.weight.shape)
+        attention: Any = model.get_submodule(block.path)
+        for name, weight in list(attention.named_parameters(recurse=False)):
+            if weight.shape == (block.heads,):  # one number per head, as sinks are
+                setattr(attention, name, nn.Parameter(weight.detach()[stay], weight.requires_grad))
+                cut.shapes[f"{block.path}.{name}"] = [len(stay)]
         cut.heads[block.path] = [block.names[h] for h in keep]
-        cut.attributes[block.path] = _attributes(model.get_submodule(block.path), block, stay)
+        cut.attributes[block.path] = _attributes(attention, block, stay)
     finish(model, cut.attributes)
     config = getattr(model, "config", None)
     if config is not None and generic:

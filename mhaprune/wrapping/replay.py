@@ -58,7 +58,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(each)
 
 
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """Return nested mappings, lists and tuples with every tensor changed."""
     if isinstance(value, Tensor):
         return change(value)

@@ -17,8 +17,14 @@ UNEVEN = ("mhaprune_uneven", "mhaprune_uneven_eager")
 
 
 def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give the weights of linear modules, by path, these smaller shapes, in place, without filling them."""
+    """Give weights, by the path of their linear module or their own, these smaller shapes, in place, without filling
+    them."""
     for path, shape in shapes.items():
+        owner, _, name = path.rpartition(".")
+        weight = getattr(model.get_submodule(owner), name)
+        if isinstance(weight, nn.Parameter):
+            setattr(model.get_submodule(owner), name, nn.Parameter(weight.new_empty(tuple(shape))))
+            continue
         module = model.get_submodule(path)
         outputs = shape[0] if isinstance(module, nn.Linear) else shape[1]
         bias = None if module.bias is None else module.bias.new_empty(outputs)

@@ -119,6 +119,7 @@ SINGLE = {
     ),
     "mixtral": Family("MixtralConfig", "MixtralForCausalLM", GROUPED | EXPERTS),
     "llama4": Family("Llama4TextConfig", "Llama4ForCausalLM", GROUPED | EXPERTS | {"intermediate_size_mlp": 32}),
+    "gpt_oss": Family("GptOssConfig", "GptOssForCausalLM", GROUPED | EXPERTS),
     "afmoe": Family("AfmoeConfig", "AfmoeForCausalLM", GROUPED | EXPERTS | {"num_experts": 4, "num_dense_layers": 1}),
 }
 """Those that do not compute in float64, or that need a second look at their sizes."""
