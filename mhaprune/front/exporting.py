@@ -30,7 +30,7 @@ def export(model: nn.Module, path: str | Path, batch: Any) -> float:
     must compute the same outputs. Returns the largest difference. Raises ValueError, one line, for a model that cannot
     be exported; then no file is left.
 
-    >>> mhaprune.export(heads.prune(keep=3), "small.pt2", batches[0]) < 1e-6
+    >>> mhaprune.export(heads.prune(keep=3, by="magnitude"), "small.pt2", batches[0]) < 1e-6
     True
     """
     path = Path(path)

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 By = Any
 """The method that chooses heads, by name or as an object: a scorer, or a schedule that uses no scores; or scores."""
 Unit = Literal["head", "group", "block"]
+Steps = Annotated[int, Ge(0)] | dict[str, Any]
+"""A number of training steps, or settings of `FineTune` by name: steps, learning_rate, batch_size, distillation."""
 Every = Annotated[int | None, Ge(1)]
 """The number of removed heads after which the smaller model is scored again. None scores only the dense model."""
 
@@ -209,7 +211,7 @@ class Heads(ModelWithData):
         keep: float | int = 0.5,
         by: By = "ablation",
         refit: bool = False,
-        fine_tune: Annotated[int, Ge(0)] = 0,
+        fine_tune: Steps = 0,
         mask: Any = None,
         **how: Any,
     ) -> nn.Module:
@@ -220,8 +222,10 @@ class Heads(ModelWithData):
         is proved equal to the model with the other heads masked.
 
         With `refit`, W_O of each attention and W_2 of each feed-forward are fitted so that the copy computes what the
-        dense model does. `fine_tune` is a number of training steps: AdamW lowers the loss. Both use the *train* split,
-        or *score* if there is none. Raises ValueError if heads cannot be removed.
+        dense model does. `fine_tune` is a number of training steps: AdamW lowers the loss. Or it holds settings, such
+        as `{"steps": 300, "learning_rate": 1e-4, "distillation": 0.5}`; with this one, half of the objective is the
+        distance from the dense model's answers. Both use the *train* split, or *score* if there is none. Raises
+        ValueError if heads cannot be removed.
 
         >>> small = heads.prune(keep=0.5, by="gate_output", refit=True)
         >>> type(small) is type(model), [layer.num_heads for layer in small.attention] != [4, 4]
@@ -274,7 +278,7 @@ class Heads(ModelWithData):
 
     @checked
     @shown()
-    def without(self, mask: Any, refit: bool = False, fine_tune: Annotated[int, Ge(0)] = 0) -> WrappedModel:
+    def without(self, mask: Any, refit: bool = False, fine_tune: Steps = 0) -> WrappedModel:
         """Return the model without the heads that `mask` removes, as a subject. Before that, removing is proved equal
         to masking.
 
@@ -286,7 +290,8 @@ class Heads(ModelWithData):
         EquivalenceCheck(self.subject, self.splits.score).prove(mask)
         smaller = self.subject.without(mask)
         recoveries: list[Recovery] = [Refit()] if refit else []
-        for recovery in [*recoveries, FineTune(steps=fine_tune)] if fine_tune else recoveries:
+        tuned = FineTune(**(fine_tune if isinstance(fine_tune, dict) else {"steps": fine_tune or 1}))
+        for recovery in [*recoveries, tuned] if fine_tune else recoveries:
             smaller, _ = recovery(self._lesson, smaller, 0, None, lambda state: None)
         return smaller
 

@@ -36,6 +36,15 @@ class Training(Descent):
     def objective(self, model: Seq2Seq, batch: Examples) -> Tensor:
         return cross_entropy(model, batch, self.label_smoothing)
 
+    def distil(self, model: Seq2Seq, batch: Examples, teacher: Seq2Seq, share: float) -> Tensor:
+        with torch.no_grad():
+            taught = teacher.call(batch).log_softmax(dim=-1)
+        said = model.call(batch).log_softmax(dim=-1)
+        valid = batch.target != PAD
+        kl = F.kl_div(said[valid], taught[valid], reduction="sum", log_target=True) / valid.sum()
+        own = F.nll_loss(said[valid], batch.target[valid])
+        return (1 - share) * own + share * kl
+
     def penalties(self, model: Seq2Seq) -> list[Tensor]:
         return [penalty for gate in head_gates(model) if (penalty := gate.penalty()) is not None]
 

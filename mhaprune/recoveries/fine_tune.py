@@ -7,11 +7,7 @@ from typing import Annotated, Any, Literal
 
 import pandas as pd
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from mhaprune.data import PAD, Examples
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Left, Recovery, RecoveryContext, State, left_digest
 from mhaprune.settings.ranges import Ge, Gt, Within
 
@@ -38,14 +34,12 @@ class FineTune(Recovery):
     """The time of the fine-tuning: `after` all heads are removed, or also `between` two budgets."""
     distillation: Annotated[float, Within(0, 1)] = 0.0
     """The weight, 0 to 1, of the distillation loss in the objective (Hinton et al. 2015, at temperature 1). With 0 only
-    the targets are trained on; see `distil`."""
+    the targets are trained on; see `Descent.distil`."""
     start: Recovery | None = None
     """A recovery that runs first, each time. With None, training starts from the weights that pruning left."""
 
     @property
     def why_only_ours(self) -> str:
-        if self.distillation:
-            return "distils logits, which other models may not have"
         return "" if self.start is None else self.start.why_only_ours
 
     @property
@@ -73,19 +67,7 @@ class FineTune(Recovery):
         )
         objective = None
         if self.distillation:
-            objective = partial(distil, teacher=lesson.dense, share=self.distillation)
+            objective = partial(usual.distil, teacher=lesson.dense, share=self.distillation)
         torch.manual_seed(lesson.seed)
         splits = lesson.splits
         return model, training(model, splits.train, splits.valid, None, lesson.seed, state, save, objective)
-
-
-def distil(model: Seq2Seq, batch: Examples, teacher: Seq2Seq, share: float) -> Tensor:
-    """Return (1 - share) · cross-entropy + share · KL(teacher ‖ model), each the mean per target token in nats. The
-    labels are not smoothed, because the teacher's probabilities are smooth already."""
-    with torch.no_grad():
-        taught = teacher.call(batch).log_softmax(dim=-1)
-    said = model.call(batch).log_softmax(dim=-1)
-    valid = batch.target != PAD
-    kl = F.kl_div(said[valid], taught[valid], reduction="sum", log_target=True) / valid.sum()
-    own = F.nll_loss(said[valid], batch.target[valid])
-    return (1 - share) * own + share * kl

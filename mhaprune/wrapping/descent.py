@@ -76,6 +76,11 @@ class Descent(Checked, ABC):
     def objective(self, model: Any, batch: Batch) -> Tensor:
         """Return the mean loss of the batch, which training minimises unless the caller gives an `objective`."""
 
+    @abstractmethod
+    def distil(self, model: Any, batch: Batch, teacher: Any, share: float) -> Tensor:
+        """Return (1 - share) · own loss + share · KL(teacher ‖ model), both means over the batch. The labels are not
+        smoothed, because the teacher's probabilities are smooth already."""
+
     def penalties(self, model: Any) -> Sequence[Tensor]:
         """Return the scalars that training adds to the objective. The loss in the history does not include them."""
         return ()

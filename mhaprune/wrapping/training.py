@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -31,6 +32,21 @@ class PlainTraining(Descent):
     def objective(self, model: WrappedModel, batch: Batches) -> Tensor:
         batch = batch.converted(model.device, model.dtype)
         return model.judge(model.run(model.model, batch.arguments()), batch).loss.mean()
+
+    def distil(self, model: WrappedModel, batch: Batches, teacher: WrappedModel, share: float) -> Tensor:
+        """See `Descent.distil`. An output without logits is compared by the mean squared difference of all its numbers,
+        as a share of their mean square."""
+        batch = batch.converted(model.device, model.dtype)
+        said, taught = model.run(model.model, batch.arguments()), teacher.predict(batch)
+        own = model.judge(said, batch).loss.mean()
+        if not hasattr(said, "logits"):
+            ours, theirs = model.real_outputs(said, batch), model.real_outputs(taught, batch)
+            return (1 - share) * own + share * (ours - theirs).square().mean() / theirs.square().mean()
+        real: Any = ...
+        if said.logits.dim() == 3:
+            real = batch.valid(said.logits.shape[1], model.two_sided)
+        ours, theirs = (each.logits[real].flatten(0, -2).log_softmax(dim=-1) for each in (said, taught))
+        return (1 - share) * own + share * F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
 
     def optimisers(self, model: WrappedModel, gate: GateConfig | None) -> list[Optimizer]:
         weights = [weight for weight in model.model.parameters() if weight.requires_grad]

@@ -12,7 +12,7 @@ from mhaprune.heads import HeadId, HeadMask
 from mhaprune.model.training import cross_entropy
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Recovery, RecoveryContext, recover
-from mhaprune.recoveries.fine_tune import FineTune, distil
+from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.recoveries.refit import Refit
 from mhaprune.tasks.sort import Sort
@@ -37,6 +37,7 @@ def test_distillation_asks_for_the_teachers_probabilities(lesson: RecoveryContex
     kl = ((p * (p / q).log()).sum(dim=-1)[valid]).mean()
     ce = F.cross_entropy(model.call(batch)[valid], batch.target[valid])
     assert float(kl) > 0.01, "the fixture must tell right from wrong"
+    distil = lesson.training.distil
     torch.testing.assert_close(distil(model, batch, teacher, 0.3), 0.7 * ce + 0.3 * kl, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(distil(model, batch, teacher, 0.0), cross_entropy(model, batch))
     with torch.enable_grad():

@@ -167,7 +167,6 @@ def test_what_it_has_not_is_left_out_with_a_notice(cache: Path, caplog: pytest.L
         ("ablate", ["scorer=[gate]"], r"scorer=\[gate\]: needs learned gates, so it is not for guest; choose another"),
         ("ablate", ["scorer=[lrp]"], r"scorer=\[lrp\]: needs layers that only mhaprune's own model has"),
         ("prune", ["recovery=[from_scratch]"], r"recovery=\[from_scratch\]: trains as the model was trained"),
-        ("prune", ["recovery=fine_tune", "recovery.fine_tune.distillation=0.5"], r"recovery=\[fine_tune\]: distils l"),
         ("ablate", ["experiment.budgets=[9]"], "experiment.budgets=9: the model has 8 heads"),
         ("explain", ["example=hello"], "example='hello': only a model that is trained here reads one"),
         ("explain", ["experiment.examples=[99]"], r"experiment.examples=99: the report split has examples 0 to 17"),

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mhaprune import losses
 from mhaprune.front.heads import Heads, wrap
@@ -17,7 +17,7 @@ from mhaprune.measure.outcomes import Diverged, measure
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.training import FINE_TUNING, PlainTraining
 from mhaprune.wrapping.wrapped import WrappedModel
-from support.classifier import batches, classifier
+from support.classifier import Classifier, batches, classifier
 
 SPLITS: dict[str, Any] = {name: batches(3, seed) for seed, name in enumerate(("score", "choose", "report"))}
 RECIPE = PlainTraining(steps=7, batch_size=4, learning_rate=0.01, warmup_steps=2, weight_decay=0.3, decay="linear")
@@ -105,6 +105,41 @@ def test_the_model_of_the_user_stays_as_it_is_and_the_copy_learns() -> None:
     loss = [float(measure(model, heads().splits["score"]).loss.mean()) for model in (plain, tuned)]
     assert loss[1] < loss[0]
     assert all(torch.equal(weight, before[name]) for name, weight in whole.state_dict().items())
+
+
+class Answer(dict[str, Tensor]):
+    """An output as transformers makes it."""
+
+    @property
+    def logits(self) -> Tensor:
+        return self["logits"]
+
+
+class Answers(Classifier):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        return Answer(super().forward(input_ids, attention_mask, labels))
+
+
+@pytest.mark.parametrize("kind", [Answers, Classifier])
+def test_distillation_asks_for_what_the_dense_model_says(kind: type[Classifier]) -> None:
+    """For logits by the divergence, for other outputs by the squared difference."""
+    torch.manual_seed(0)
+    data = batches(2)
+    whole = wrap(kind(), losses.classification, score=data, choose=data)
+    mask = whole.mask(keep=3, by="magnitude")
+    left, batch = whole.without(mask), whole.splits["score"][:4]
+    own = measure(left, batch).loss.mean()
+    p, q = (each.predict(batch)["logits"].softmax(dim=-1) for each in (whole.subject, left))
+    apart = (p * (p / q).log()).sum(dim=-1).mean()
+    if kind is Classifier:
+        a, b = (each.predict(batch)["logits"] for each in (whole.subject, left))
+        apart = (a - b).square().mean() / a.square().mean()
+    objective = FINE_TUNING.distil(left, batch, whole.subject, 0.3)
+    torch.testing.assert_close(objective, 0.7 * own.to(objective) + 0.3 * apart)
+    how: dict[str, Any] = {"steps": 40, "learning_rate": 1e-2, "batch_size": 4, "distillation": 1.0}
+    tuned = whole.without(mask, fine_tune=how)
+    after = FINE_TUNING.distil(tuned, batch, whole.subject, 1.0)
+    assert after < FINE_TUNING.distil(left, batch, whole.subject, 1.0) / 2
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
