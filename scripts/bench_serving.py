@@ -2,9 +2,9 @@
 
 A model of the shape of BERT-base with random weights has lost half of its heads: the same number in each layer (even),
 or wherever the lowest scores are (ragged). Dense, even, ragged and dense again are run in turn; `ratio` is the time of
-a model divided by that of the dense one, median and quartiles. A Llama-like model that lost half of its key-value groups
-generates beside one that was built so. Needs pip install -e '.[hf,onnx]' openvino; a runtime that is not installed is
-left out.
+a model divided by that of the dense one, median and quartiles. A Llama-like model that lost half of its key-value
+groups generates beside one that was built so. Needs pip install -e '.[hf,onnx]' openvino; a runtime that is not
+installed is left out.
 """
 
 import argparse
