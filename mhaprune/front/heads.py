@@ -349,10 +349,10 @@ class Heads(ModelWithData):
     ) -> pd.DataFrame:
         """Measure how much faster the model is with fewer heads (see `mask`), on the first examples of *report*.
 
-        A forward pass is timed; with `new_tokens`, the generation of this number of tokens with a cache. Returns one
-        row per batch size and model: milliseconds, and the speed-up over the dense model (median and quartiles). In
-        every round, all models take turns. The row `dense again` shows the noise. A batch is never larger than the
-        split.
+        A forward pass is timed; with `new_tokens`, the generation of this number of tokens with a cache, of which
+        `cache_bytes` is the size at the end. Returns one row per batch size and model: milliseconds, and the speed-up
+        over the dense model (median and quartiles). In every round, all models take turns. The row `dense again` shows
+        the noise. A batch is never larger than the split.
 
         >>> heads.speed(keep=0.5, batch_sizes=1, rounds=2)["model"].tolist()
         ['removed', 'dense', 'dense again']

@@ -28,11 +28,17 @@ def speed_table(
     tables = []
     for size in sorted({min(size, len(split)) for size in batch_sizes}):
         batch = split[:size].converted(timed.device, timed.dtype)
-        tables.append(time_removed(timed, plans, batch, rounds).assign(batch_size=size))
+        table = time_removed(timed, plans, batch, rounds).assign(batch_size=size)
+        if new_tokens is not None:
+            length = int(batch.lengths().max()) + new_tokens
+            kept = [timed.without(mask, shared=True) for mask in (*masks, *[HeadMask(timed.grid)] * 2)]
+            table["cache_bytes"] = [subject.cache_bytes(size, length) for subject in kept]
+        tables.append(table)
     table = pd.concat(tables, ignore_index=True).rename(columns={"scorer": "model"})
     table["heads_kept"] = len(timed.grid) - table["heads_removed"]
     speed = ["speedup", *(f"speedup{end}" for end in QUARTILES if end)]
-    return table[["batch_size", "model", "heads_kept", "latency_ms", *speed]].assign(timed=what)
+    cache = [name for name in ("cache_bytes",) if name in table]
+    return table[["batch_size", "model", "heads_kept", "latency_ms", *speed, *cache]].assign(timed=what)
 
 
 def generating(subject: WrappedModel, new_tokens: int) -> WrappedModel:

@@ -110,6 +110,13 @@ def test_half_of_the_groups_take_half_of_the_cache(llama: Heads) -> None:
     assert llama.cache_bytes(mask, 3, 7) == cached(llama.prune(mask=mask))
 
 
+def test_the_table_of_speed_says_how_large_the_cache_is(llama: Heads) -> None:
+    table = llama.units("group").speed(keep=2, by="magnitude", batch_sizes=2, new_tokens=3, rounds=2)
+    whole, kept = llama.cache_bytes(None, 2, 7 + 3), llama.units("group").mask(keep=2, by="magnitude")
+    assert table["cache_bytes"].tolist() == [llama.units("group").cache_bytes(kept, 2, 10), whole, whole]
+    assert "cache_bytes" not in llama.speed(keep=2, by="magnitude", batch_sizes=1, rounds=2)
+
+
 def test_the_last_group_of_a_block_stays_a_group(llama: Heads) -> None:
     mask = llama.mask(keep=1, by="taylor", unit="group", rescore_every=1)
     first, second = mask.kept
