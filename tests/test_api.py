@@ -202,6 +202,7 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         lambda h: h.mask(9),
         lambda h: h.masks(0.5),  # type: ignore[arg-type]
         lambda h: h.mask(3, even=True),
+        lambda h: h.mask(0.5, unit="block", even=True),
         lambda h: h.mask(0.75, even=True, divisible_by=2),
         lambda h: h.prune(None),  # type: ignore[arg-type]
     ],
@@ -218,17 +219,33 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
     ],
     "rescore_every": [lambda h: h.mask(rescore_every=0), lambda h: h.mask(rescore_every=1.5)],  # type: ignore[arg-type]
     "refit": [lambda h: h.prune(refit="yes")],  # type: ignore[arg-type]
-    "fine_tune": [lambda h: h.prune(fine_tune=-1), lambda h: h.prune(fine_tune=True)],
+    "fine_tune": [
+        lambda h: h.prune(fine_tune={"lr": 1}),
+        lambda h: h.prune(fine_tune={"when": "between"}),
+        lambda h: h.prune(fine_tune=-1),
+        lambda h: h.prune(fine_tune=True),
+    ],
     "mask": [
         lambda h: h.without(None),
         lambda h: h.without(h.grid),
         lambda h: h.prune(mask={7: [0]}),
+        lambda h: h.prune(mask={0: 1}),
+        lambda h: h.prune(mask={0: [1.7]}),
+        lambda h: h.prune(mask='{"0": 1}'),
+        lambda h: h.prune(mask="nowhere.json"),
+        lambda h: h.prune(mask=""),
+        lambda h: h.prune(mask=h.units("block").mask(keep=1)),
         lambda h: h.prune(mask={0: [1, 1]}),
         lambda h: h.prune(mask="[no json"),
         lambda h: h.prune(mask=np.ones(7)),
         lambda h: h.prune(mask=[[0.5] * 4] * 2),
     ],
-    "unit": [lambda h: h.mask(unit="neuron"), lambda h: h.units("layer")],  # type: ignore[arg-type]
+    "unit": [
+        lambda h: h.mask(unit="neuron"),
+        lambda h: h.units("layer"),  # type: ignore[arg-type]
+        lambda h: h.units("block").mask(unit="head"),
+        lambda h: h.prune(mask={0: [1]}, unit="block"),
+    ],
     "divisible_by": [lambda h: h.mask(divisible_by=2), lambda h: h.mask(even=True, divisible_by=0)],
     "even": [lambda h: h.mask(even=1)],
     "batch_size": [lambda h: h.cache_bytes(batch_size=0)],

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mhaprune.progress import shown
 from mhaprune.settings.ranges import checked
 from mhaprune.settings.refusals import foreign
+from mhaprune.wrapping.proofs import apart, largest
 from mhaprune.wrapping.replay import at_rest, mapped, switched_off, tensors_in
 
 LARGEST_FILE = 1_500_000_000
@@ -34,25 +35,28 @@ def export(model: nn.Module, path: str | Path, batch: Any) -> float:
     True
     """
     path = Path(path)
-    if path.suffix not in (".onnx", ".pt2") or not path.parent.is_dir():
-        raise ValueError(f"path={path}: must end in .onnx or .pt2, in a folder that exists")
+    if path.suffix not in (".onnx", ".pt2") or not path.parent.is_dir() or path.is_dir():
+        raise ValueError(f"path={path}: must be a file that ends in .onnx or .pt2, in a folder that exists")
     named = dict(batch) if isinstance(batch, Mapping) else {}
     inputs = () if named else batch if isinstance(batch, tuple) else (batch,)
-    varied: Any = mapped(named or inputs, _varied)
+    # What has one example would be taken for what can have no more.
+    inputs, named = mapped((inputs, named), lambda x: torch.cat([x, x]) if x.dim() and len(x) == 1 else x)
+    varied: Any = {name: _varied(value) for name, value in named.items()} or tuple(map(_varied, inputs))
     caches = switched_off([("use_cache", getattr(part, "config", None)) for part in model.modules()])
     with at_rest(model), caches, torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
         file = Path(folder, path.name)
-        expected = list(tensors_in(model(*inputs, **named)))
         with foreign(f"path={path}: {type(model).__name__} cannot be exported"):
+            expected = list(tensors_in(model(*inputs, **named)))
             program = torch.export.export(model, inputs, named, dynamic_shapes=varied, strict=False)
             if path.suffix == ".pt2":
                 torch.export.save(program, file)
                 found = list(tensors_in(torch.export.load(file).module()(*inputs, **named)))
             else:
                 found = _to_onnx(program, file, (*inputs, *named.values()))
-        difference = max((float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)), default=0.0)
-        largest = max((float(each.abs().max()) for each in expected), default=0.0)
-        if not difference <= ALLOWED * max(1.0, largest):
+        pairs = [(a.double(), b.double()) for a, b in zip(found, expected, strict=True)]
+        difference = largest([0.0, *(apart(a, b) for a, b in pairs)])
+        allowed = ALLOWED * max(1.0, *(float(b[b.isfinite()].abs().max()) for _, b in pairs if b.isfinite().any()), 1.0)
+        if not difference <= allowed:
             raise ValueError(f"path={path}: the exported model differs by {difference:.3g} from the model")
         for each in Path(folder).iterdir():
             each.replace(path.parent / each.name)
@@ -75,6 +79,8 @@ def _to_onnx(program: Any, file: Path, inputs: tuple[Any, ...]) -> list[Tensor]:
     return [torch.from_numpy(each) for each in session.run(None, dict(zip(names, given, strict=True)))]
 
 
-def _varied(tensor: Tensor) -> Any:
+def _varied(value: Any) -> Any:
     """Return the dimensions that may change: the examples, and the positions of a tensor with two dimensions."""
-    return dict.fromkeys(range(2 if tensor.dim() == 2 else 1), torch.export.Dim.AUTO)
+    if not isinstance(value, Tensor):
+        return None
+    return dict.fromkeys(range(min(2 if value.dim() == 2 else 1, value.dim())), torch.export.Dim.AUTO)

@@ -16,6 +16,7 @@ from torch import Tensor
 from mhaprune.data import Data
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.settings.refusals import foreign
 from mhaprune.subject import Subject
 
 
@@ -23,19 +24,18 @@ def mask_of(given: Any, grid: HeadGrid) -> HeadMask:
     """Return a `HeadMask` on a grid.
 
     `given` is a mask; names of removed heads; the numbers of the removed heads by layer, `{0: [1], "cross.1": [0, 3]}`;
-    gates (N,) or (layers, H) of 0 and 1, where 0 removes; or one of the first three as JSON, as a text or in a file.
-    Raises ValueError, one line, for anything else.
+    gates (N,) or (layers, H) of 0 and 1, where 0 removes; or names or numbers as JSON, as a text or in a file. Raises
+    ValueError, one line, for anything else.
     """
     if isinstance(given, HeadMask):
-        return HeadMask(grid, given.removed)
+        if given.grid != grid:
+            raise ValueError("mask: is of other heads than these, or of sets of heads")
+        return given
     if isinstance(given, str | Path):
-        text = str(given)
-        if not text.lstrip().startswith(("[", "{")):
-            text = Path(given).read_text()
-        try:
-            return mask_of(json.loads(text), grid)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"mask={text[:40]!r}: is no JSON ({error})") from None
+        with foreign(f"mask={str(given)[:60]!r}: must be JSON, or a file with JSON"):
+            return mask_of(
+                json.loads(str(given) if str(given).lstrip()[:1] in ("[", "{") else Path(given).read_text()), grid
+            )
     if isinstance(given, Mapping):
         return HeadMask(grid).without(*_by_layer(given, grid))
     if isinstance(given, Sequence) and all(isinstance(each, str) for each in given):
@@ -54,7 +54,9 @@ def _by_layer(given: Mapping[Any, Any], grid: HeadGrid) -> list[HeadId]:
         if len(blocks) != 1:
             those = ", ".join(map(str, blocks or grid.blocks))
             raise ValueError(f"mask={layer}: names {len(blocks)} layers, must be one of {those}")
-        heads += [HeadId(*blocks[0], int(number)) for number in numbers]
+        if not isinstance(numbers, Sequence) or not all(type(number) is int for number in numbers):
+            raise ValueError(f"mask={layer}: {numbers!r} must be a list of numbers of heads")
+        heads += [HeadId(*blocks[0], number) for number in numbers]
     if len(set(heads)) != len(heads):
         raise ValueError("mask: names a head twice")
     return heads

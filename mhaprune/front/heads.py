@@ -16,7 +16,7 @@ from mhaprune.front.given import mask_of, scores_of
 from mhaprune.front.timing import generating, speed_table
 from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns
-from mhaprune.measure.outcomes import measure
+from mhaprune.measure.outcomes import ProofFailed, measure
 from mhaprune.progress import doing, shown, track
 from mhaprune.pruning.plans import choices, plans_of, removed_names
 from mhaprune.pruning.removal import EquivalenceCheck
@@ -35,7 +35,7 @@ from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.storage.store import write_bytes
 from mhaprune.studies.pretrained import study_of
 from mhaprune.tables import MOMENTS
-from mhaprune.wrapping.blocks import AttentionBlock
+from mhaprune.wrapping.blocks import AttentionBlock, Unsupported
 from mhaprune.wrapping.losses import Judge
 from mhaprune.wrapping.saving import make_plain
 from mhaprune.wrapping.units import UnitModel, in_units
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 By = Any
 """The method that chooses heads, by name or as an object: a scorer, or a schedule that uses no scores; or scores."""
 Unit = Literal["head", "group", "block"]
+TUNED = ("steps", "learning_rate", "batch_size", "distillation")
 Steps = Annotated[int, Ge(0)] | dict[str, Any]
-"""A number of training steps, or settings of `FineTune` by name: steps, learning_rate, batch_size, distillation."""
+"""A number of training steps, or settings of `FineTune`, those of `TUNED`, by name."""
 Every = Annotated[int | None, Ge(1)]
 """The number of removed heads after which the smaller model is scored again. None scores only the dense model."""
 
@@ -68,6 +69,7 @@ def wrap(
     call: Callable[[nn.Module, Any], Any] | None = None,
     seed: Annotated[int, Within(0, 2**32 - 1)] = 0,
     prove: Literal["blocks", "whole", "none"] = "blocks",
+    workers: Annotated[int, Ge(0)] = 0,
 ) -> Heads:
     """Find the heads of a model, and prove that they can be gated and removed. The model itself does not change.
 
@@ -82,6 +84,9 @@ def wrap(
     `prove="blocks"` compares removing and masking for one attention layer after the other, in float64; "whole" does so
     for a copy of the model; "none" proves nothing now. A removal is always proved.
 
+    With `workers`, masks are measured by so many processes of Ray, each with a copy of the model: here, or on the
+    cluster that `RAY_ADDRESS` names. The scores are the same in every bit.
+
     `blocks` names the attention layers by hand, for a model in which they are not found. Raises `Unsupported`, one
     line, for a model that cannot be understood.
 
@@ -90,7 +95,7 @@ def wrap(
     8 heads in 2 blocks, all with an effect, all removable
     """
     splits = {"score": score, "choose": choose, "report": report, "train": train}
-    return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed, prove)))
+    return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed, prove, workers)))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -125,11 +130,8 @@ class Heads(ModelWithData):
         (HeadId(site='attention', layer=1, head=0),)
         """
         subject = in_units(self.subject, unit)
-        if subject is self.subject:
-            return self
-        if unit not in self._units:
-            self._units[unit] = replace(self, subject=subject)
-        return self._units[unit]
+        # Kept, so that scores are computed only once.
+        return self if subject is self.subject else vars(self).setdefault(f"_{unit}", replace(self, subject=subject))
 
     @checked
     def mask(self, keep: float | int = 0.5, by: By = "ablation", **how: Any) -> HeadMask:
@@ -159,11 +161,14 @@ class Heads(ModelWithData):
 
         With `rescore_every=6` the smaller model is scored again after every six heads. `unit` chooses whole sets of
         heads, see `units`; `keep` then counts these. With `even`, every block keeps the same share of its heads, and a
-        number of them that is `divisible_by` the given one. Then the pruned model is a plain one of its library.
+        number of them that is `divisible_by` the given one. The pruned model is then a plain one of its library, if its
+        config holds the width of a head; where heads share keys, this needs `unit="group"` too.
 
         >>> [len(mask.kept) for mask in heads.masks([0.75, 2], even=True)]
         [6, 2]
         """
+        if unit is not None and isinstance(self.subject, UnitModel):
+            raise ValueError(f"unit={unit}: these heads are sets of heads already, leave it out")
         grouped = self if unit is None else self.units(unit)
         if grouped is not self:
             found = grouped.masks(keep, by, rescore_every, even=even, divisible_by=divisible_by)
@@ -198,6 +203,8 @@ class Heads(ModelWithData):
             raise ValueError(f"keep={keep}: must be a share of the heads, 0.0 to 1.0, or a number from 0 to {total}")
         if divisible_by > 1 and not even:
             raise ValueError(f"divisible_by={divisible_by}: needs even=True")
+        if even and keep and not kept:
+            raise ValueError(f"keep={keep}: leaves no whole number in any block of {max(sizes)}")
         if wrong := [size for size in sizes if even and (kept * size / total) % divisible_by]:
             left = f"{kept * wrong[0] / total:.3g} of {wrong[0]}"
             raise ValueError(
@@ -233,6 +240,8 @@ class Heads(ModelWithData):
         >>> [layer.num_heads for layer in heads.prune(mask={1: [0, 3]}).attention]
         [4, 2]
         """
+        if mask is not None and how:
+            raise ValueError(f"{next(iter(how))}: chooses heads, which mask= names already; leave one of them out")
         model = self.without(self.mask(keep, by, **how) if mask is None else mask, refit, fine_tune).model
         make_plain(model)
         return model
@@ -287,11 +296,21 @@ class Heads(ModelWithData):
         """
         self.check_removable()
         mask = mask_of(mask, self.grid)
-        EquivalenceCheck(self.subject, self.splits.score).prove(mask)
-        smaller = self.subject.without(mask)
         recoveries: list[Recovery] = [Refit()] if refit else []
-        tuned = FineTune(**(fine_tune if isinstance(fine_tune, dict) else {"steps": fine_tune or 1}))
-        for recovery in [*recoveries, tuned] if fine_tune else recoveries:
+        if fine_tune != 0:
+            settings = fine_tune if isinstance(fine_tune, dict) else {"steps": fine_tune}
+            if wrong := set(settings) - set(TUNED):
+                raise ValueError(f"fine_tune={wrong.pop()}: must be {', '.join(TUNED)}")
+            recoveries.append(FineTune(**settings))
+        try:
+            EquivalenceCheck(self.subject, self.splits.score).prove(mask)
+        except ProofFailed:
+            raise
+        except Exception as error:  # of a model that may be anybody's, and that was not proved in `wrap`
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise Unsupported(f"heads of this model can be gated, not removed: {reason}") from error
+        smaller = self.subject.without(mask)
+        for recovery in recoveries:
             smaller, _ = recovery(self._lesson, smaller, 0, None, lambda state: None)
         return smaller
 
@@ -369,10 +388,6 @@ class Heads(ModelWithData):
     def scoring(self) -> Scoring:
         """The scores on the *score* split. Each score is computed only once."""
         return Scoring(self.subject, self.splits.score, self.seed)
-
-    @cached_property
-    def _units(self) -> dict[str, Heads]:
-        return {}
 
     @cached_property
     def _lesson(self) -> RecoveryContext:

@@ -81,9 +81,11 @@ def joined(parts: Iterable[Any], join: Callable[[list[Tensor]], Tensor]) -> Any:
 def check_weights_finite(model: nn.Module) -> None:
     """Raise `Diverged` for a weight that is not finite. Fused attention on the CPU turns a NaN in W_Q into zeros, so
     outputs do not show it."""
-    for name, weight in model.named_parameters():
+    for name, parameter in model.named_parameters():
+        weight = parameter.detach()
+        weight = torch.view_as_real(weight) if weight.is_complex() else weight
         # The smallest and the largest are finite only if all are; so no tensor of this size is made.
-        if weight.numel() and not torch.stack(weight.detach().aminmax()).isfinite().all():
+        if weight.numel() and not torch.stack(weight.aminmax()).isfinite().all():
             bad = weight[~weight.isfinite()]
             raise Diverged(f"its weight {name} is {bad[0].item()} in {len(bad)} of {weight.numel()} places")
 

@@ -108,73 +108,39 @@ def correct(
 
         ‖A V + c − E‖² + ridge · mean(diag AᵀA) · ‖V‖²
 
-    They solve the normal equations in float64, so only sums over the parts are kept. With fewer tokens than inputs, the
-    dual equations are smaller: there is one unknown per token (Saunders et al. 1998, section 2). Forming AᵀA squares
-    the condition number, which float64 affords for inputs in float32. If there are several solutions (for example
-    without a ridge and with fewer tokens than inputs), the smallest V and c are taken.
+    They solve the normal equations in float64, so only sums over the parts are kept. With fewer tokens than inputs, V
+    is sought in the space that the inputs span, where the solution lies: one unknown per token. Forming AᵀA squares the
+    condition number, which float64 affords for inputs in float32. If there are several solutions (for example without a
+    ridge and with fewer tokens than inputs), the smallest V and c are taken.
 
     With several ridges, each is fitted on the parts that are not held out, and the ridge with the smallest error on the
     held-out parts is used to fit all parts. With only one part, the largest ridge is taken.
     """
     D, W = weight_DW.shape
     parts, ridges = list(parts), [ridge] if isinstance(ridge, int | float) else list(ridge)
-    held_out = [len(ridges) > 1 and i % HELD_OUT == 1 for i in range(len(parts))]
+    basis_WU = None  # U unknowns in place of W
     if min(ridges) > 0 and sum(len(inputs_TW) for inputs_TW, _ in parts) < W:
-        _correct_by_tokens(weight_DW, bias_D, parts, ridges, held_out)
-        return
-    unknowns = W if bias_D is None else W + 1
+        basis_WU = torch.linalg.qr(torch.cat([inputs_TW for inputs_TW, _ in parts]).double().T)[0]
+        parts = [(inputs_TW.double() @ basis_WU, missing_TD) for inputs_TW, missing_TD in parts]
+    U = W if basis_WU is None else basis_WU.shape[1]
+    ridges = [each * U / max(1, W) for each in ridges]  # the mean of diag AᵀA is over W inputs
+    unknowns = U if bias_D is None else U + 1
     nothing = _Sums(weight_DW.new_zeros(unknowns, unknowns).double(), weight_DW.new_zeros(unknowns, D).double())
     most, held = nothing, nothing
-    for (inputs_TW, missing_TD), out in zip(parts, held_out, strict=True):
-        inputs = F.pad(inputs_TW.double(), (0, unknowns - W), value=1.0)  # a last column for the bias
+    for i, (inputs_TU, missing_TD) in enumerate(parts):
+        inputs = F.pad(inputs_TU.double(), (0, unknowns - U), value=1.0)  # a last column for the bias
         sums = _Sums(inputs.T @ inputs, inputs.T @ missing_TD.double())
-        if out:
+        if len(ridges) > 1 and i % HELD_OUT == 1:
             held = held.plus(sums)
         else:
             most = most.plus(sums)
     best = max(ridges)
     if held is not nothing:
-        best = min(ridges, key=lambda each: held.error(most.solved(each, W)))
-    change = most.plus(held).solved(best, W)
-    weight_DW.add_(change[:W].T)
+        best = min(ridges, key=lambda each: held.error(most.solved(each, U)))
+    change = most.plus(held).solved(best, U)
+    weight_DW.add_((change[:U] if basis_WU is None else basis_WU @ change[:U]).T)
     if bias_D is not None:
-        bias_D.add_(change[W])
-
-
-def _correct_by_tokens(
-    weight_DW: Tensor,
-    bias_D: Tensor | None,
-    parts: Sequence[tuple[Tensor, Tensor]],
-    ridges: Sequence[float],
-    held_out: Sequence[bool],
-) -> None:
-    """Do what `correct` does, by the dual equations: V = Aᵀα, with one row of α for each token."""
-    inputs_TW = torch.cat([inputs for inputs, _ in parts]).double()
-    missing_TD = torch.cat([missing for _, missing in parts]).double()
-    gram_TT = inputs_TW @ inputs_TW.T
-    held_T = torch.cat([torch.full((len(inputs),), out) for (inputs, _), out in zip(parts, held_out, strict=True)])
-    held_T = held_T.to(gram_TT.device)
-
-    def solved(used_T: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-        """Return α and c, fitted to these tokens."""
-        gram, missing = gram_TT[used_T][:, used_T], missing_TD[used_T]
-        centred, mean = gram, torch.zeros_like(missing[0])
-        if bias_D is not None:
-            mean = missing.mean(dim=0)
-            centred = gram - gram.mean(dim=0) - gram.mean(dim=1, keepdim=True) + gram.mean()
-        least = ridge * gram.diagonal().sum() / weight_DW.shape[1] * torch.eye(len(gram)).to(gram)
-        alpha = torch.linalg.solve(centred + least, missing - mean)  # the columns add up to 0 if there is a bias
-        return alpha, mean - gram.mean(dim=0) @ alpha if bias_D is not None else mean
-
-    def error(ridge: float) -> float:
-        alpha, c = solved(~held_T, ridge)
-        return float((gram_TT[held_T][:, ~held_T] @ alpha + c - missing_TD[held_T]).square().sum())
-
-    best = min(ridges, key=error) if held_T.any() else max(ridges)
-    alpha, c = solved(torch.ones_like(held_T), best)
-    weight_DW.add_((inputs_TW.T @ alpha).T)
-    if bias_D is not None:
-        bias_D.add_(c)
+        bias_D.add_(change[U])
 
 
 class _Sums(NamedTuple):

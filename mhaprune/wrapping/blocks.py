@@ -110,30 +110,20 @@ class AttentionBlock:
                 f"blocks: {self.path} with heads={self.heads}: must divide the {width} input columns of {self.out}"
             )
         rows: dict[str, Any] = {}
-        for name in ("query", "key", "value"):
-            given = getattr(self, name)
-            if isinstance(given, Rows):
-                made = len(weight_of(self._module(model, given.path)))
-                sizes = {len(head) for head in given.heads}
-                if (
-                    sizes != {width // self.heads}
-                    or self.heads % len(given.heads)
-                    or max(map(max, given.heads)) >= made
-                ):
+        K = width // self.heads
+        for name, given in (("query", self.query), ("key", self.key), ("value", self.value)):
+            if given is not None:
+                path = given if isinstance(given, str) else given.path
+                made = len(weight_of(self._module(model, path)))
+                by_head = neighbours(made, made // K) if isinstance(given, str) else given.heads
+                whole = all(len(head) == K and min(head) >= 0 and max(head) < made for head in by_head)
+                fits = self.heads == len(by_head) if name == "query" else by_head and self.heads % len(by_head) == 0
+                if not whole or not fits or (isinstance(given, str) and made % K):
                     raise Unsupported(
-                        f"blocks: {self.path}: {name} must be rows 0 to {made - 1} of {given.path}, for each head"
-                        f" {width // self.heads}, and of as many heads as divide {self.heads}"
+                        f"blocks: {self.path}: {path} makes {made} features, of which {name} must take {K} for each of"
+                        f" {self.heads} heads" + ("" if name == "query" else ", or of as many as divide it")
                     )
-                rows[name] = Rows(self._full(model, given.path), given.heads)
-            if isinstance(given, str):
-                made = len(weight_of(self._module(model, given)))
-                heads, rest = divmod(made, width // self.heads)
-                if rest or not heads or self.heads % heads:
-                    raise Unsupported(
-                        f"blocks: {self.path}.{given} makes {made} features, which are no heads of"
-                        f" {width // self.heads} for heads={self.heads}"
-                    )
-                rows[name] = Rows(self._full(model, given), neighbours(made, heads))
+                rows[name] = Rows(self._full(model, path), by_head)
         missing = [name for name in ("query", "key", "value") if name not in rows]
         num_kv = len(rows["key"].heads) if "key" in rows else self.heads
         return replace(

@@ -11,6 +11,7 @@ Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value hea
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,24 +95,23 @@ def unseen(model: nn.Module, blocks: Sequence[AttentionBlock]) -> list[str]:
     """Return the paths of modules that are attention by name or class but belong to no block."""
 
     found = [block.path for block in blocks]
-    left = [path for path, *_ in _named_attention(model) if not any(within(path, f) or within(f, path) for f in found)]
+    left = [path for path, _ in _named_attention(model) if not any(within(path, f) or within(f, path) for f in found)]
     return [path for path in left if not any(other != path and within(other, path) for other in left)]
 
 
-def _named_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
-    """Yield the modules that contain a matrix and are attention by name (True) or only by class (False)."""
+def _named_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that contain a matrix and are attention by the name of the module or of its class."""
     for path, module in model.named_modules():
         matrices = any(parameter.dim() > 1 for part in module.children() for parameter in part.parameters())
-        names = path.rpartition(".")[-1], type(module).__name__
-        by_name, by_class = (any(word in name.lower() for word in ("attn", "attention")) for name in names)
-        if matrices and (by_name or by_class):
-            yield path, module, by_name
+        names = path.rpartition(".")[-1].lower(), type(module).__name__.lower()
+        if matrices and any(word in name for word in ("attn", "attention") for name in names):
+            yield path, module
 
 
 def nothing_found(model: nn.Module) -> str:
     """Return the error message for a model without attention, with an example of `blocks=` filled in as far as
     possible."""
-    named = {path: module for path, module, _ in _named_attention(model)}
+    named = dict(_named_attention(model))
     linear = {
         path: [name for name, part in module.named_modules() if name and is_linear(part)]
         for path, module in named.items()
@@ -136,32 +136,40 @@ def nothing_found(model: nn.Module) -> str:
 def check_attention(model: nn.Module, blocks: Sequence[AttentionBlock], call: Callable[[], object]) -> None:
     """Raise `Unsupported` for a block named by hand whose W_O reads nothing from other positions, or other inputs, of
     the module: then it is no attention."""
-    for block in blocks:
-        inputs: list[Tensor] = []
-        read: list[Tensor] = []
+    inputs: dict[str, list[Tensor]] = {}
+    read: dict[str, Tensor] = {}
 
-        def enter(module: nn.Module, given: Any, named: Any, inputs: list[Tensor] = inputs) -> Any:
-            if inputs:
-                return None
-            given, named = mapped((given, named), lambda x: x.detach().requires_grad_() if x.is_floating_point() else x)
-            inputs += [x for x in tensors_in((given, named)) if x.requires_grad]
-            return given, named
+    def enter(module: nn.Module, given: Any, named: Any, path: str) -> Any:
+        if path in inputs:
+            return None
+        leaves = mapped((given, named), lambda x: x.detach().requires_grad_() if x.is_floating_point() else x)
+        inputs[path] = [x for x in tensors_in(leaves) if x.requires_grad]
+        return leaves
 
-        def reads(module: nn.Module, given: Any, read: list[Tensor] = read) -> None:
-            read.append(given[0])
+    def reading(module: nn.Module, given: Any, path: str) -> None:
+        read.setdefault(path, given[0])
 
-        with torch.enable_grad(), at_rest(model), ExitStack() as stack:
+    with torch.enable_grad(), at_rest(model), ExitStack() as stack:
+        for block in blocks:
             module, out = model.get_submodule(block.path), model.get_submodule(block.out)
-            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            stack.callback(out.register_forward_pre_hook(reads).remove)
-            call()
-        if not read:
+            hook = module.register_forward_pre_hook(partial(enter, path=block.path), with_kwargs=True)
+            stack.callback(hook.remove)
+            hook = out.register_forward_pre_hook(partial(reading, path=block.path))
+            stack.callback(hook.remove)
+        call()
+    for block in blocks:
+        if block.path not in read:
             raise Unsupported(f"blocks: {block.out} is not called")
-        if read[0].dim() < 3 or read[0].shape[1] < 2 or not inputs or not read[0].requires_grad:
+        x = read[block.path]
+        leaves = inputs.get(block.path, [])
+        if x.dim() < 3 or x.shape[1] < 2 or not leaves or not x.requires_grad:
             continue  # with one position, or tokens one after the other, nothing can be said
-        gradients = torch.autograd.grad(read[0][:, -1].square().sum(), inputs, allow_unused=True)
-        before = [x[:, :-1] if x.shape[:2] == read[0].shape[:2] else x for x in gradients if x is not None]
-        if not any(x.any() for x in before):
+        reads = False
+        for t, others in ((-1, slice(None, -1)), (0, slice(1, None))):
+            gradients = torch.autograd.grad(x[:, t].square().sum(), leaves, retain_graph=True, allow_unused=True)
+            elsewhere = (g[:, others] if g.shape[:2] == x.shape[:2] else g for g in gradients if g is not None)
+            reads = reads or any(bool(each.any()) for each in elsewhere)
+        if not reads:
             raise Unsupported(
                 f"blocks: {block.out} is no output projection of attention: at each position it reads only this one"
             )

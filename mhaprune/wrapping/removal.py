@@ -20,12 +20,12 @@ from mhaprune.wrapping.torch_nn import TorchAttention
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 """Names of attributes that hold the number of heads of a module."""
-KV_COUNTS = ("num_key_value_heads",)
-"""Names of attributes that hold the number of key-value heads of a module."""
 WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim")
 """Names of attributes that hold the width of all heads together."""
-SIZED = ("head", "dim", "size", "width", "embed", "channels")
-"""Words in names of attributes that may hold a number of heads or a width."""
+MORE_COUNTS = (("head",), ("head", "embed", "hidden", "inner", "dim", "width"))
+"""Words in names of attributes that may hold a number of heads or their width, to be tried one after the other."""
+NO_WIDTH = ("window", "block", "chunk", "max", "kernel", "patch", "rotary", "layer")
+"""Words in names of attributes that hold something else."""
 VERSION = 1
 """The version of the note that a removal leaves in a config."""
 
@@ -95,8 +95,8 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
 
 def in_double(module: nn.Module, of: nn.Module) -> nn.Module:
     """Return a copy of a model, or of a part `of` it, that computes in float64."""
-    double = {id(weight): nn.Parameter(_double(weight), weight.requires_grad) for weight in module.parameters()}
-    module = copied(module, double | {id(buffer): _double(buffer) for buffer in module.buffers()})
+    double = {id(weight): nn.Parameter(as_double(weight), weight.requires_grad) for weight in module.parameters()}
+    module = copied(module, double | {id(buffer): as_double(buffer) for buffer in module.buffers()})
     # The eager attention of transformers takes its softmax in float32, whatever the model computes in.
     for config in (getattr(part, "config", None) for part in module.modules() if getattr(of, "_supports_sdpa", False)):
         if getattr(config, "_attn_implementation", None) == "eager":
@@ -104,7 +104,8 @@ def in_double(module: nn.Module, of: nn.Module) -> nn.Module:
     return module
 
 
-def _double(tensor: Tensor) -> Tensor:
+def as_double(tensor: Tensor) -> Tensor:
+    """Return a copy in float64; of whole numbers a plain copy."""
     return tensor.detach().to(torch.double if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
@@ -154,7 +155,7 @@ def remove_heads(
         cut.shapes[block.out] = list(out.weight.shape)
         attention: Any = model.get_submodule(block.path)
         for name, weight in list(attention.named_parameters(recurse=False)):
-            if weight.shape == (block.heads,):  # one number per head, as sinks are
+            if "sink" in name and weight.shape == (block.heads,):
                 setattr(attention, name, nn.Parameter(weight.detach()[stay], weight.requires_grad))
                 cut.shapes[f"{block.path}.{name}"] = [len(stay)]
         cut.heads[block.path] = [block.names[h] for h in keep]
@@ -228,9 +229,9 @@ def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]
     sizes = {H: len(keep), H * K: len(keep) * K}
     for names, now in ((COUNTS, {H: len(keep)}), (WIDTHS, {H * K: len(keep) * K}), (block.counts, sizes)):
         attributes |= {name: now[value] for name in names if (value := _number(attention, name)) in now}
-    kv_counts = [name for name in (*KV_COUNTS, *block.counts) if name.removeprefix("config.") in KV_COUNTS]
-    kv_sizes = {len(set(block.of_kv)): len(kv_left)}
-    attributes |= {name: kv_sizes[value] for name in kv_counts if (value := _number(attention, name)) in kv_sizes}
+    for name in {"num_key_value_heads", *(each for each in block.counts if each.endswith("num_key_value_heads"))}:
+        if _number(attention, name) == len(set(block.of_kv)):
+            attributes[name] = len(kv_left)
     if hasattr(attention, "num_key_value_groups"):
         group = len(of_kv) // len(kv_left)
         even = of_kv == [g for g in kv_left for _ in range(group)]
@@ -245,20 +246,22 @@ def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]
     return attributes
 
 
-def _number(attention: nn.Module, name: str) -> Any:
-    """Return an attribute of a module, or of its config for `config.NAME`; None if there is none."""
-    of_config = name.startswith("config.")
-    owner = getattr(attention, "config", None) if of_config else attention
-    return getattr(owner, name.removeprefix("config."), None)
+def _number(attention: nn.Module, name: str) -> int | None:
+    """Return an integer of a module, or of its config for `config.NAME`; None if there is none."""
+    owner = getattr(attention, "config", None) if name.startswith("config.") else attention
+    value = getattr(owner, name.removeprefix("config."), None)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def with_every_count(model: nn.Module, block: AttentionBlock) -> AttentionBlock:
-    """Return the block with the names of all integers in its module that may count heads, or their width together.
+def with_more_counts(model: nn.Module, block: AttentionBlock, words: Sequence[str]) -> AttentionBlock:
+    """Return the block with the names of more attributes that may count heads, or hold their width: those of its config
+    and those that contain one of these words.
 
     By its value alone an integer can be taken for such a number by mistake, so this is for models that do not run
     otherwise, and the proofs decide.
     """
     attention = model.get_submodule(block.path)
-    sized = [name for name in vars(attention) if any(word in name for word in SIZED) and "head_dim" not in name]
-    config = [f"config.{name}" for name in (*COUNTS, *KV_COUNTS)] if hasattr(attention, "config") else []
+    sized = [name for name in vars(attention) if any(word in name for word in words) and "head_dim" not in name]
+    sized = [name for name in sized if not any(word in name for word in NO_WIDTH)]
+    config = [f"config.{name}" for name in (*COUNTS, "num_key_value_heads")] if hasattr(attention, "config") else []
     return replace(block, counts=(*block.counts, *sized, *config))

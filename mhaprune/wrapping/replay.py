@@ -5,6 +5,7 @@ the same whatever the gate is. So the outermost of these modules return their ou
 equal, bit for bit.
 """
 
+import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -63,7 +64,10 @@ def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: mapped(each, change) for key, each in value.items()}
+        changed: Any = copy.copy(value)  # a dict of its own kind, as outputs of transformers are
+        for key, each in value.items():
+            changed[key] = mapped(each, change)
+        return changed
     if isinstance(value, tuple | list):
         parts = [mapped(each, change) for each in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

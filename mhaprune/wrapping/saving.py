@@ -236,22 +236,26 @@ def make_plain(model: nn.Module) -> bool:
     for name in ("mhaprune", "auto_map"):
         if hasattr(plain, name):
             delattr(plain, name)
-    if not any(getattr(config, name, None) for name in WIDTH_OF_HEAD):
-        plain.head_dim = getattr(config, "hidden_size", 0) // (getattr(config, "num_attention_heads", 0) or 1)
     for name, count in [*((name, size) for name in COUNTS), ("num_key_value_heads", size // group)]:
         if isinstance(getattr(plain, name, None), int):
             setattr(plain, name, count)
     try:
+        if not any(getattr(config, name, None) for name in WIDTH_OF_HEAD):
+            plain.head_dim = config.hidden_size // config.num_attention_heads
         with torch.device("meta"):
             same = type(model)(plain)
-    except (ValueError, TypeError, RuntimeError):
+    except Exception:  # of a class that may be anybody's
         return False
-    if _shapes(model) != _shapes(same):
+    if _sizes(model) != _sizes(same):
         return False
-    model.config = plain
+    vars(config).clear()  # in place, because all parts of the model hold it
+    vars(config).update(vars(plain))
     return True
 
 
-def _shapes(model: nn.Module) -> dict[str, torch.Size]:
-    """Return the shapes of all weights and buffers, those that are not saved included."""
-    return {name: value.shape for name, value in (*model.state_dict().items(), *model.named_buffers())}
+def _sizes(model: nn.Module) -> dict[str, Any]:
+    """Return the shapes of all weights and buffers, and all numbers of all modules, such as factors of scores."""
+    shapes = {name: value.shape for name, value in (*model.state_dict().items(), *model.named_buffers())}
+    parts = ((path, *item) for path, module in model.named_modules() for item in vars(module).items())
+    numbers = {f"{path}.{name}": value for path, name, value in parts if isinstance(value, float)}
+    return shapes | numbers

@@ -34,12 +34,13 @@ class PlainTraining(Descent):
         return model.judge(model.run(model.model, batch.arguments()), batch).loss.mean()
 
     def distil(self, model: WrappedModel, batch: Batches, teacher: WrappedModel, share: float) -> Tensor:
-        """See `Descent.distil`. An output without logits is compared by the mean squared difference of all its numbers,
-        as a share of their mean square."""
+        """See `Descent.distil`. An output without logits of several classes is compared by the mean squared difference
+        of all its numbers, as a share of their mean square."""
         batch = batch.converted(model.device, model.dtype)
         said, taught = model.run(model.model, batch.arguments()), teacher.predict(batch)
         own = model.judge(said, batch).loss.mean()
-        if not hasattr(said, "logits"):
+        logits = getattr(said, "logits", None)
+        if logits is None or logits.dim() not in (2, 3) or logits.shape[-1] == 1:
             ours, theirs = model.real_outputs(said, batch), model.real_outputs(taught, batch)
             return (1 - share) * own + share * (ours - theirs).square().mean() / theirs.square().mean()
         real: Any = ...

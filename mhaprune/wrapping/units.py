@@ -13,8 +13,6 @@ from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported
 from mhaprune.wrapping.wrapped import WrappedModel
 
-UNITS = ("head", "group", "block")
-
 
 @dataclass(frozen=True, eq=False)
 class UnitModel(WrappedModel):
@@ -32,7 +30,11 @@ class UnitModel(WrappedModel):
         return replace(super().with_module(module, blocks), single=self.single.with_module(module, self.single.blocks))
 
     def without(self, mask: HeadMask, shared: bool = False) -> Any:
-        return _with_sets(self.single.without(self.mask_of_heads(mask), shared), self.unit)
+        single = self.single.changed(run=self.run)  # which `changed` may have replaced
+        return _with_sets(single.without(self.mask_of_heads(mask), shared), self.unit)
+
+    def cache_bytes(self, batch_size: int, length: int) -> int:
+        return self.single.cache_bytes(batch_size, length)
 
     def mask_of_heads(self, mask: HeadMask) -> HeadMask:
         """Return a mask of sets of heads as a mask of the single heads."""

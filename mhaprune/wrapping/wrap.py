@@ -18,7 +18,7 @@ from mhaprune.wrapping.blocks import AttentionBlock, Unsupported, name_blocks
 from mhaprune.wrapping.discovery import check_attention, discover, unseen
 from mhaprune.wrapping.losses import Drift, Judge, name_of, quality_for, unit_of
 from mhaprune.wrapping.proofs import Proofs, run_proofs
-from mhaprune.wrapping.removal import with_every_count
+from mhaprune.wrapping.removal import MORE_COUNTS, with_more_counts
 from mhaprune.wrapping.replay import at_rest
 from mhaprune.wrapping.torch_nn import converted
 from mhaprune.wrapping.wrapped import WrappedModel
@@ -78,6 +78,7 @@ def understand(
     call: Callable[[nn.Module, Any], Any] | None = None,
     seed: int = 0,
     prove: str = "blocks",
+    workers: int = 0,
 ) -> ModelWithData:
     """Find and prove the heads of a model, see `mhaprune.wrap`; `given` holds the batches of each split, or None."""
     check_weights(model)
@@ -115,11 +116,13 @@ def understand(
     if drifts:
         splits = {name: with_dense(subject, split, drifts[0]) for name, split in splits.items()}
     proven = run_proofs(subject, splits["score"][:2], prove)
-    if proven.why_not and not any(block.why_not for block in found):
-        counted = subject.changed(blocks=tuple(with_every_count(model, block) for block in found))
+    for words in MORE_COUNTS if proven.why_not and not any(block.why_not for block in found) else ():
+        counted = subject.changed(blocks=tuple(with_more_counts(model, block, words) for block in found))
         again = run_proofs(counted, splits["score"][:2], prove)
-        subject, proven = (subject, proven) if again.why_not else (counted, again)
-    subject = subject.changed(without_effect=frozenset(proven.without_effect))
+        if not again.why_not:
+            subject, proven = counted, again
+            break
+    subject = subject.changed(without_effect=frozenset(proven.without_effect), workers=workers)
     return ModelWithData(subject, Splits(**splits), name_of(quality), proven, seed, tuple(unseen(model, found)))
 
 

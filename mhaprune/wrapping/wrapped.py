@@ -4,7 +4,7 @@ Dimensions: B = batch, T = positions, N = all heads, M = masks.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -23,6 +23,7 @@ from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.losses import Judge, LossAndQuality, flat, judged
 from mhaprune.wrapping.proofs import BlockProof
 from mhaprune.wrapping.replay import Replay, at_rest, recorders
+from mhaprune.wrapping.workers import Shared
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +42,17 @@ class WrappedModel(GatedModel):
     prove: str = "blocks"
     """What a proof of a removal compares, see `run_proofs`: "whole" models, or else one attention module after the
     other."""
+    workers: int = 0
+    """The number of worker processes that many masks are handed to; 0 for this process."""
     _lengths: WeakKeyDictionary[Batches, dict[Block, int]] = field(default_factory=WeakKeyDictionary, repr=False)
     """The number of positions that each block writes to, for every batch that was run."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields, without what was computed from them, which need not go to another process."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_lengths"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lengths=WeakKeyDictionary())
 
     @property
     def module(self) -> nn.Module:
@@ -80,7 +90,9 @@ class WrappedModel(GatedModel):
     @torch.no_grad()
     def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> LossAndQuality:
         """Run mask by mask. Everything before the first gate that is not 1 is replayed from a pass with all gates open,
-        see `Replay`."""
+        see `Replay`. With workers, each runs some of the masks."""
+        if self.workers:
+            return self._shared.evaluate_masks(batch, gates, fallback)
         batch = self.placed(batch)
         replay = Replay(self.model, [block.out for block in self.blocks])
         rows: list[LossAndQuality] = []
@@ -104,6 +116,10 @@ class WrappedModel(GatedModel):
         found = super().head_outputs(batch)
         self._lengths[batch] = {name: context.shape[2] for name, context in found.items()}
         return found
+
+    @cached_property
+    def _shared(self) -> Shared:
+        return Shared(self.changed(workers=0), self.workers)
 
     def unread(self) -> Collection[Block]:
         return set(self.names) - {head.block for head in self.grid if head not in self.without_effect}

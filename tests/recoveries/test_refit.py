@@ -253,6 +253,15 @@ def test_few_tokens_and_many_give_the_ridge_regression_of_the_formula(tokens: in
 
 
 @torch.no_grad()
+def test_few_tokens_of_nothing_give_the_bias_alone() -> None:
+    """As of a feed-forward part that is dead."""
+    weight, bias, missing = torch.zeros(4, 8).double(), torch.zeros(4).double(), torch.randn(3, 4).double()
+    correct(weight, bias, [(torch.zeros(3, 8).double(), missing)], 1e-3)
+    assert not weight.any()
+    torch.testing.assert_close(bias, missing.mean(dim=0))
+
+
+@torch.no_grad()
 def test_with_few_tokens_the_ridge_is_chosen_on_parts_that_are_held_out() -> None:
     draw = torch.Generator().manual_seed(0)
     truth = torch.randn(60, 3, generator=draw).double()

@@ -58,6 +58,22 @@ def test_without_onnx_the_extra_is_named(small: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+class Masked(Classifier):
+    """A model that also returns what is not finite, and what is no number."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = super().forward(input_ids, attention_mask, labels)["logits"]
+        return {"logits": logits, "log": torch.zeros_like(logits).log(), "real": attention_mask == 1}
+
+
+def test_one_example_and_outputs_that_are_not_finite(tmp_path: Path) -> None:
+    first, second = batches(2)
+    one = {name: value[:1] for name, value in inputs(first).items()}
+    assert mhaprune.export(Masked().eval(), tmp_path / "one.pt2", one) == 0
+    again: Any = torch.export.load(tmp_path / "one.pt2").module()
+    assert again(**inputs(second))["logits"].shape == (6, 3)
+
+
 class Branches(Classifier):
     """A model that looks at a number before it goes on."""
 
@@ -81,8 +97,9 @@ class Remembers(Classifier):
     [
         (Branches(), "small.pt2", "Branches cannot be exported, "),
         (Remembers(), "small.pt2", "the exported model differs by "),
-        (Classifier(), "small.bin", r"must end in .onnx or .pt2, in a folder that exists"),
-        (Classifier(), "nowhere/small.pt2", r"must end in .onnx or .pt2, in a folder that exists"),
+        (Classifier(), "small.bin", r"must be a file that ends in .onnx or .pt2, in a folder that exists"),
+        (Classifier(), ".", r"must be a file"),
+        (Classifier(), "nowhere/small.pt2", r"must be a file that ends in .onnx or .pt2, in a folder that exists"),
     ],
 )
 def test_what_cannot_be_exported_is_said_in_one_line_and_leaves_no_file(

@@ -105,8 +105,8 @@ def test_a_model_that_has_no_float64_is_proved_block_by_block_or_refused_in_one_
 
 def test_only_attention_is_copied_to_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     doubled: list[Tensor] = []
-    plain = removal._double
-    monkeypatch.setattr(removal, "_double", lambda tensor: doubled.append(tensor) or plain(tensor))
+    plain = removal.as_double
+    monkeypatch.setattr(removal, "as_double", lambda tensor: doubled.append(tensor) or plain(tensor))
     model = Classifier()
     attention = {id(weight) for weight in (*model.attention.parameters(), *model.attention.buffers())}
     heads = wrapped(model)
@@ -163,15 +163,94 @@ def test_a_fault_that_rounding_could_hide_shows_in_the_module_alone() -> None:
     assert wrapped(model).proven.why_not.endswith("e-07, allowed is 1e-09")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_effect_that_a_coarse_number_cannot_hold_is_seen_all_the_same(dtype: torch.dtype) -> None:
+    """Its derivative is rounded to zero; closing the head is not."""
+
+    class Coarse(Classifier):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            said = super().forward(input_ids, attention_mask, labels)["logits"]
+            return {"logits": said + (said - said.detach()) * -1}  # which has no derivative
+
+    with pytest.raises(ValueError, match="changes no output"):
+        wrapped(Coarse())
+    assert wrapped(Coarse().to(dtype)).proven.without_effect == ()
+
+
+class LooksAround(nn.Module):
+    """Attention in windows, by hand; the width of a window is that of all heads together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(16, 16) for _ in range(4))
+        self.my_heads, self.window_size, self.pruned_heads = 4, 16, set[int]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            made(x).view(*x.shape[:2], self.my_heads, 4).transpose(1, 2)
+            for made in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        far = (torch.arange(x.shape[1]) - torch.arange(x.shape[1])[:, None]).abs() < self.window_size
+        return self.out_proj(
+            nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=far).transpose(1, 2).flatten(2)
+        )
+
+
+def test_a_size_that_is_no_width_of_heads_stays() -> None:
+    class Windowed(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.ModuleList(LooksAround() for _ in range(2))
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            x = self.embedding(input_ids)
+            for attention in self.attention:
+                x = x + attention(x)
+            return {"logits": self.output(x.mean(dim=1))}
+
+    heads = wrapped(Windowed())
+    assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
+    small = heads.prune(mask={0: [0], 1: [1, 2]})
+    assert [(layer.my_heads, layer.window_size) for layer in small.attention] == [(3, 16), (2, 16)]
+
+
+def test_what_was_not_proved_and_does_not_run_is_said_in_one_line() -> None:
+    class Fixed(LooksAround):
+        def forward(self, x: Tensor) -> Tensor:
+            self.my_heads = 4
+            return super().forward(x)
+
+    class Windowed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Fixed()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x)
+
+    data = [torch.randn(3, 5, 16)]
+    heads = wrap(Windowed(), lambda said, batch: said.square().mean(dim=(1, 2)), score=data, prove="none")
+    with pytest.raises(
+        ValueError, match="heads of this model can be gated, not removed: .*invalid for input"
+    ) as refused:
+        heads.prune(mask=[str(heads.grid.heads[0])])
+    assert "\n" not in str(refused.value)
+
+
 class Random(Classifier):
+    size = 3.0
+
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         said = super().forward(input_ids, attention_mask, labels)
-        return {"logits": said["logits"] + 3 * torch.rand(())}
+        return {"logits": said["logits"] + self.size * torch.rand(())}
 
 
 def test_random_numbers_in_evaluation_are_said_and_can_be_fixed() -> None:
-    with pytest.raises(ValueError, match="draws random numbers in evaluation, two passes .* differ by"):
-        wrapped(Random())
+    for size in (3.0, 1e-3):
+        model = Random()
+        model.size = size
+        with pytest.raises(ValueError, match="draws random numbers in evaluation, two passes .* differ by"):
+            wrapped(model)
 
     def call(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
         torch.manual_seed(0)

@@ -264,6 +264,18 @@ def test_rows_of_one_module_are_named_by_hand_and_cut() -> None:
         torch.testing.assert_close(model(data[0]), small(data[0]))
 
 
+def test_attention_that_looks_only_ahead_is_attention() -> None:
+    class Ahead(ByHand):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            seen = torch.ones(q.shape[2], q.shape[2]).triu().log()
+            weights = (torch.einsum("bhtk,bhuk->bhtu", q, k) + seen).softmax(-1)
+            return torch.einsum("bhtu,bhuk->bhtk", weights, v)
+
+    block = AttentionBlock("my_attention", out="mix", heads=4, query="q", key="k", value="v")
+    heads = wrap(randomised(Tower(Ahead)), square, score=[torch.randn(B, T, D)], blocks=[block])
+    assert heads.proven.why_not == ""
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
 def test_attention_adapted_by_lora_and_compiled_models_are_told_what_to_do() -> None:
     class Adapted(ByHand):
@@ -286,7 +298,10 @@ def test_attention_adapted_by_lora_and_compiled_models_are_told_what_to_do() -> 
     ("block", "message"),
     [
         (AttentionBlock("my_attention", "q", 4), "my_attention.q is no output projection of attention"),
-        (AttentionBlock("my_attention", "mix", 4, query=Rows("q", ((0, 99),) * 4)), "query must be rows 0 to 15 of q"),
+        (
+            AttentionBlock("my_attention", "mix", 4, query=Rows("q", ((0, 99),) * 4)),
+            "q makes 16 features, of which query must take 4 for each of 4 heads",
+        ),
         (AttentionBlock("my_attention", "nothing", 4), "the model has no module my_attention.nothing"),
         (AttentionBlock("my_attention", "mix", 3), "my_attention with heads=3: must divide the 16 input columns"),
         (AttentionBlock("", "my_attention", 4), "is a ByHand, must be a linear module"),

@@ -120,18 +120,26 @@ class Answers(Classifier):
         return Answer(super().forward(input_ids, attention_mask, labels))
 
 
-@pytest.mark.parametrize("kind", [Answers, Classifier])
+class Regression(Answers):
+    """One number per example, of which a softmax says nothing."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        return Answer(logits=super().forward(input_ids, attention_mask, labels)["logits"][:, :1])
+
+
+@pytest.mark.parametrize("kind", [Answers, Classifier, Regression])
 def test_distillation_asks_for_what_the_dense_model_says(kind: type[Classifier]) -> None:
     """For logits by the divergence, for other outputs by the squared difference."""
     torch.manual_seed(0)
     data = batches(2)
-    whole = wrap(kind(), losses.classification, score=data, choose=data)
+    loss = (lambda said, batch: said["logits"].square().mean(dim=1)) if kind is Regression else losses.classification
+    whole = wrap(kind(), loss, score=data, choose=data)
     mask = whole.mask(keep=3, by="magnitude")
     left, batch = whole.without(mask), whole.splits["score"][:4]
     own = measure(left, batch).loss.mean()
     p, q = (each.predict(batch)["logits"].softmax(dim=-1) for each in (whole.subject, left))
     apart = (p * (p / q).log()).sum(dim=-1).mean()
-    if kind is Classifier:
+    if kind is not Answers:
         a, b = (each.predict(batch)["logits"] for each in (whole.subject, left))
         apart = (a - b).square().mean() / a.square().mean()
     objective = FINE_TUNING.distil(left, batch, whole.subject, 0.3)

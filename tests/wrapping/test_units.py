@@ -18,6 +18,7 @@ from families import FAMILIES, batch_of, make, size_of_output
 
 import mhaprune
 from mhaprune.front.heads import Heads, wrap
+from mhaprune.front.timing import generating
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure, output_difference
 from mhaprune.scorers.base import Scorer
@@ -110,6 +111,15 @@ def test_half_of_the_groups_take_half_of_the_cache(llama: Heads) -> None:
     assert llama.cache_bytes(mask, 3, 7) == cached(llama.prune(mask=mask))
 
 
+def test_sets_of_heads_generate_and_keep_what_a_silent_head_keeps(llama: Heads) -> None:
+    groups = llama.units("group")
+    mask = groups.mask(keep=2, by="magnitude")
+    smaller, batch = generating(groups.subject, 3).without(mask), groups.splits["report"]
+    assert smaller.predict(batch).shape[1] == batch.fields["input_ids"].shape[1] + 3
+    emptied = HeadMask(groups.grid).without(*groups.grid.heads[:2])
+    assert groups.cache_bytes(emptied, 3, 7) == cached(llama.prune(mask={0: [0, 1, 2, 3]}))
+
+
 def test_the_table_of_speed_says_how_large_the_cache_is(llama: Heads) -> None:
     table = llama.units("group").speed(keep=2, by="magnitude", batch_sizes=2, new_tokens=3, rounds=2)
     whole, kept = llama.cache_bytes(None, 2, 7 + 3), llama.units("group").mask(keep=2, by="magnitude")
@@ -147,6 +157,7 @@ def test_an_even_removal_of_groups_is_a_plain_model(name: str, tmp_path: Path) -
     heads = heads_of(name)
     small = heads.prune(keep=0.5, by="gate_output", unit="group", even=True)
     config: Any = small.config
+    assert small.model.config is config, "all parts of the model read it"
     assert (config.num_attention_heads, config.num_key_value_heads) == (2, 1)
     assert not hasattr(config, "mhaprune")
     mhaprune.save(small, tmp_path / "small")
@@ -155,6 +166,24 @@ def test_an_even_removal_of_groups_is_a_plain_model(name: str, tmp_path: Path) -
     batch = batch_of(FAMILIES[name])
     with torch.no_grad():
         assert torch.equal(again.eval()(**batch).logits, small(**batch).logits)
+
+
+class Scaled(transformers.LlamaForCausalLM):
+    """A model whose scores depend on how many heads its config counts."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.self_attn.scaling = (config.hidden_size / config.num_attention_heads) ** -0.5
+
+
+def test_a_config_that_would_build_another_model_is_not_taken() -> None:
+    torch.manual_seed(0)
+    model = Scaled(transformers.LlamaConfig(**FAMILIES["llama"].settings)).eval()
+    heads = wrap(model, size_of_output, score=[batch_of(FAMILIES["llama"])])
+    small: Any = heads.prune(keep=0.5, by="magnitude", unit="group", even=True)
+    assert hasattr(small.config, "mhaprune")
+    assert small.config.num_attention_heads == 4
 
 
 def test_even_counts_are_whole_and_divisible(llama: Heads) -> None:
