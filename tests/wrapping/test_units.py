@@ -71,7 +71,7 @@ def test_the_output_of_a_group_is_the_sum_of_its_heads(llama: Heads) -> None:
         torch.testing.assert_close(of_groups[block] @ wide_weights[block], of_each.unflatten(1, (2, 2)).sum(dim=2))
 
 
-@pytest.mark.parametrize("unit", ["group", "block"])
+@pytest.mark.parametrize("unit", ["group"])
 @pytest.mark.parametrize("path", sorted((conf_folder() / "scorer").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_score_works_on_units_but_those_of_attention_weights(path: Path, unit: Any, llama: Heads) -> None:
     heads, scorer = llama.units(unit), option(path.stem, {"scorer": Scorer})
