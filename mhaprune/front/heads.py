@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from mhaprune.experiments.results import Results
 
 By = Any
-"""The method that chooses heads, by name or as an object: a scorer, or a schedule that uses no scores; or scores."""
+"""What chooses heads: a scorer or a schedule that uses no scores, by name or as an object; or the scores themselves."""
 Unit = Literal["head", "group", "block"]
 TUNED = ("steps", "learning_rate", "batch_size", "distillation")
 Steps = Annotated[int, Ge(0)] | dict[str, Any]

@@ -46,7 +46,7 @@ class Branches:
 
     @classmethod
     def root(cls, state_BTD: Tensor, num_masks: int) -> Branches:
-        """Return the branches before the first head, where all masks share one state."""
+        """Return the start of the tree of masks: before the first head, all masks share one state."""
         return cls(state_BTD[None], np.arange(num_masks), np.zeros(num_masks, dtype=int))
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Branches:

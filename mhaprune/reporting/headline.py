@@ -21,7 +21,7 @@ MOST_ROWS = 6
 MOST_COLOURS = 12
 """Largest number of values of the setting that is shown by colours."""
 MOST_SAID = 12
-"""Largest number of means in one sentence."""
+"""Largest number of mean values in one sentence."""
 NOTE = (
     "The first interval is for the mean over runs, the second for one new run, both at 95 %. They suppose runs that"
     " scatter around one middle. If they form two groups, or a few fail, look at the single runs."

@@ -29,7 +29,7 @@ from mhaprune.tasks.base import Task
 log = logging.getLogger(__name__)
 
 TRAINED_WITH = "trained_with"
-"""The key in the file of a model for the threads, device and version of torch that trained it."""
+"""The key, in a model's file, of the threads, the device and the version of torch that it was trained with."""
 LARGE = (
     *("d_model", "num_heads", "head_dim", "num_encoder_layers", "num_decoder_layers", "dim_feedforward"),
     *("max_length", "train"),
@@ -86,7 +86,8 @@ class Recipe(Source):
         return self.seed if self.saved is None else int(self.saved.facts.get("seed", self.seed))
 
     def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
-        """Return all scorers and recoveries. If one does not fit, the check of the settings has refused it."""
+        """Return all scorers and recoveries of the settings. None is left out: the check of the settings has refused
+        those that do not fit."""
         return scorers, recoveries
 
     def check(self) -> None:

@@ -33,7 +33,7 @@ class Descent(Checked, ABC):
     gradients are clipped. A call of the object trains a model."""
 
     fine_tuning_rate: ClassVar[float]
-    """The default of the highest learning rate when a trained model is fine-tuned."""
+    """The highest learning rate of a fine-tuning, if none is given."""
     quality_name: ClassVar[str]
     """The name of the quality in the progress line."""
 

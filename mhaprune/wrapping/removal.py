@@ -23,7 +23,8 @@ COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim")
 """Names of attributes that hold the width of all heads together."""
 MORE_COUNTS = (("head",), ("head", "embed", "hidden", "inner", "dim", "width"))
-"""Words in names of attributes that may hold a number of heads or their width, to be tried one after the other."""
+"""Two lists of words. An attribute with one of them in its name may hold a number of heads, or their width. The first
+list is tried first."""
 NO_WIDTH = ("window", "block", "chunk", "max", "kernel", "patch", "rotary", "layer")
 """Words in names of attributes that hold something else."""
 VERSION = 1

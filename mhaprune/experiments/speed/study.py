@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Speed(HeadBudgets):
-    """Sizes × shares of the heads: tables `speed`, `parts`, `tradeoff`, `pruning` and `training`.
+    """Time models of several sizes with several shares of their heads removed: tables `speed`, `parts`, `tradeoff`,
+    `pruning` and `training`. Time does not depend on the values of the weights. So each size is timed on fresh models
+    with random weights. They have as many layers and heads as the run's own model, and a feed-forward of the same
+    proportion. Four models take turns: a dense model, a second copy of it (A/A), one with heads removed, and one built
+    without them.
 
-    Time does not depend on the values of the weights. So each size is timed on fresh models with random weights. They
-    have the layers and heads of the run's own model, and its feed-forward in proportion. Four models take turns: a
-    dense model, a second copy of it (A/A), one with heads removed, and one built without them.
-
-    The trained model shows the quality too. Its heads are removed as the schedule and the scorers choose, and
+    The quality is that of the trained model. Its heads are removed as the schedule and the scorers choose, and
     `tradeoff` has exact match beside the milliseconds of a greedy decoding. For a pretrained model, `speed` and `parts`
     are left out, and `tradeoff` has its quality beside the time of a forward pass.
     """
