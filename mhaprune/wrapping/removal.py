@@ -25,8 +25,6 @@ WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim")
 MORE_COUNTS = (("head",), ("head", "embed", "hidden", "inner", "dim", "width"))
 """Two lists of words. An attribute with one of them in its name may hold a number of heads, or their width. The first
 list is tried first."""
-NO_WIDTH = ("window", "block", "chunk", "max", "kernel", "patch", "rotary", "layer")
-"""Words in names of attributes that hold something else."""
 VERSION = 1
 """The version of the note that a removal leaves in a config."""
 
@@ -263,6 +261,5 @@ def with_more_counts(model: nn.Module, block: AttentionBlock, words: Sequence[st
     """
     attention = model.get_submodule(block.path)
     sized = [name for name in vars(attention) if any(word in name for word in words) and "head_dim" not in name]
-    sized = [name for name in sized if not any(word in name for word in NO_WIDTH)]
     config = [f"config.{name}" for name in (*COUNTS, "num_key_value_heads")] if hasattr(attention, "config") else []
     return replace(block, counts=(*block.counts, *sized, *config))
