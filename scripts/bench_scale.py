@@ -1,4 +1,4 @@
-"""What it takes to wrap, score, prune and refit a model of a given depth: processor time and memory on one thread.
+"""Measure wrapping, scoring, pruning and a refit of models by depth: processor time and memory on one thread.
 
 The layers have the widths of Qwen2-0.5B (14 query heads, 2 key-value heads, 896 and 4864 features), random weights and
 a small vocabulary. The data are 8 texts of 64 tokens, in batches of 4. Every depth is measured in a process of its own,

@@ -1,4 +1,4 @@
-"""How fast a model is with half of its heads, where models are served: torch, onnxruntime and OpenVINO, one thread.
+"""Time models with half of their heads where models are served: torch, onnxruntime and OpenVINO, on one thread.
 
 A model of the shape of BERT-base with random weights has lost half of its heads: the same number in each layer (even),
 or wherever the lowest scores are (ragged). Dense, even, ragged and dense again are run in turn; `ratio` is the time of

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from mhaprune.experiments.results import Results
 
 By = Any
-"""What chooses heads: a scorer or a schedule that uses no scores, by name or as an object; or the scores themselves."""
+"""A scorer or a schedule that uses no scores, by name or as an object; or scores. It chooses the heads."""
 Unit = Literal["head", "group", "block"]
 TUNED = ("steps", "learning_rate", "batch_size", "distillation")
 Steps = Annotated[int, Ge(0)] | dict[str, Any]
@@ -349,7 +349,8 @@ class Heads(ModelWithData):
             schedules={"one_shot": OneShot()},
             recoveries={"refit": Refit()} if refit else {},
         )
-        title = f"The heads of {type(self.subject.model).__name__}"
+        title = f"The {self.subject.counted} of {type(self.subject.model).__name__}"
+        title += ", each counted as one head" if isinstance(self.subject, UnitModel) else ""
         with doing(title, stages=Ablate.stages):
             results = present(experiment, study, experiment(study), title)
         if path is not None:

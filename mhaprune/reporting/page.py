@@ -21,7 +21,7 @@ def proof_sentences(checks: Mapping[str, float]) -> list[str]:
     lines = []
     if "max_difference_masked_removed" in checks:
         lines.append(
-            "Removed equals masked: computed in float64, no output differs by more than"
+            "Removed equals masked: computed in float64, no output that was compared differs by more than"
             f" {checks['max_difference_masked_removed']:.1e} for any set of heads removed here."
         )
     if not math.isnan(checks.get("smallest_gate_effect", math.nan)):

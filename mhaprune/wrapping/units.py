@@ -23,8 +23,12 @@ class UnitModel(WrappedModel):
     """
 
     single: WrappedModel = field(kw_only=True)
-    """The same model with its single heads."""
+    """The model with its single heads."""
     unit: str = field(kw_only=True)
+
+    @property
+    def counted(self) -> str:
+        return "key-value groups" if self.unit == "group" else "attention layers"
 
     def with_module(self, module: Any, blocks: Sequence[AttentionBlock]) -> Self:
         return replace(super().with_module(module, blocks), single=self.single.with_module(module, self.single.blocks))

@@ -19,7 +19,7 @@ from mhaprune.subject import Fallback
 from mhaprune.wrapping.batches import Batches
 
 TRIES = 3
-"""How often a worker that died is started again, and a call that it did not finish is made again."""
+"""Number of times that a worker that died is started again, and that an unfinished call is made again."""
 
 
 class Worker:

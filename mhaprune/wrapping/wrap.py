@@ -39,9 +39,9 @@ class ModelWithData:
     """The paths of the attention layers in which no head was found."""
 
     def __repr__(self) -> str:
-        blocks, idle = len(self.subject.blocks), self.proven.without_effect
+        blocks, idle = len(self.subject.blocks), [head for head in self.grid if head in self.subject.without_effect]
         parts = [
-            f"{len(self.grid)} heads in {blocks} block{'s' * (blocks != 1)}",
+            f"{len(self.grid)} {self.subject.counted} in {blocks} block{'s' * (blocks != 1)}",
             f"{len(idle)} without effect ({_first(idle)})" if idle else "all with an effect",
             f"none removable: {self.proven.why_not}" if self.proven.why_not else "all removable",
         ]

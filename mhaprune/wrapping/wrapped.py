@@ -40,8 +40,8 @@ class WrappedModel(GatedModel):
     without_effect: frozenset[HeadId] = frozenset()
     """The heads whose gates change no output."""
     prove: str = "blocks"
-    """What a proof of a removal compares, see `run_proofs`: "whole" models, or else one attention module after the
-    other."""
+    """The kind of proof of a removal, see `run_proofs`: "whole" compares whole models, the others compare one attention
+    module after the other."""
     workers: int = 0
     """The number of worker processes that many masks are handed to; 0 for this process."""
     _lengths: WeakKeyDictionary[Batches, dict[Block, int]] = field(default_factory=WeakKeyDictionary, repr=False)
@@ -53,6 +53,11 @@ class WrappedModel(GatedModel):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _lengths=WeakKeyDictionary())
+
+    @property
+    def counted(self) -> str:
+        """The word for what the grid counts."""
+        return "heads"
 
     @property
     def module(self) -> nn.Module:

@@ -46,6 +46,7 @@ def names(heads: Any) -> list[str]:
 def test_a_group_is_named_after_its_first_head_and_a_block_too(llama: Heads) -> None:
     assert names(llama.units("group").grid) == ["0.0", "0.2", "1.0", "1.2"]
     assert names(llama.units("block").grid) == ["0.0", "1.0"]
+    assert repr(llama.units("group")) == "4 key-value groups in 2 blocks, all with an effect, all removable"
     assert (
         llama.units("head") is llama.units("group").units("head") or len(llama.units("group").units("head").grid) == 8
     )
