@@ -127,7 +127,7 @@ def test_the_example_runs(name: str, here: Path, monkeypatch: pytest.MonkeyPatch
         pytest.skip("pip install -e '.[hf]'")
     model, made = classifier(), batches(4)
     given = {"mhaprune": mhaprune, "torch": torch, "losses": losses, "model": model, "batches": made}
-    if name.startswith("Heads.") or name == "export":
+    if name.startswith("Heads.") or name in ("export", "save"):
         given["heads"] = mhaprune.wrap(model, losses.classification, score=made, choose=made, report=made)
     if name == "save":
         given["heads_of_bert"] = bert_heads()

@@ -38,7 +38,7 @@ def mask_of(given: Any, grid: HeadGrid) -> HeadMask:
             )
     if isinstance(given, Mapping):
         return HeadMask(grid).without(*_by_layer(given, grid))
-    if isinstance(given, Sequence) and all(isinstance(each, str) for each in given):
+    if isinstance(given, Sequence) and all(isinstance(each, str | HeadId) for each in given):
         return HeadMask(grid).without(*given)
     gates = _numbers("mask", given, grid)
     if not np.isin(gates, (0, 1)).all():

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from mhaprune.settings.ranges import checked
 from mhaprune.settings.refusals import foreign
 from mhaprune.studies.trained import restored
 from mhaprune.tasks.base import Task
+from mhaprune.wrapping.recipes import RECIPE
 from mhaprune.wrapping.saving import load_folder, save_folder
 
 
@@ -52,11 +54,17 @@ class Loaded(nn.Module):
 
 
 @checked
-def load(path: str | Path, device: torch.device | str = "cpu", trust_remote_code: bool = False) -> nn.Module:
-    """Load a saved model: a file of `experiment=train` or `experiment=prune` as a `Loaded`, or the folder of a pruned
-    model of transformers, written by `save` or by `save_pretrained`. Raises ValueError, one line, for anything else.
+def load(
+    path: str | Path,
+    device: torch.device | str = "cpu",
+    trust_remote_code: bool = False,
+    model: nn.Module | None = None,
+) -> nn.Module:
+    """Load a saved model: a file of `experiment=train` or `experiment=prune` as a `Loaded`, or a folder that `save` or
+    `save_pretrained` of transformers wrote. Raises ValueError, one line, for anything else.
 
-    `trust_remote_code` allows Python code in the folder to run. Folders written by `save` do not need it.
+    `trust_remote_code` allows Python code in the folder to run. Folders written by `save` do not need it. `model` is
+    for a model of your own: it is what your code builds, with all its heads and any weights, and stays as it is.
 
     >>> found = mhaprune.run("experiment=train", "task=copy", "training.steps=20", "cache=my_cache", folder="copy")
     >>> model = mhaprune.load("copy/model.pt")
@@ -65,19 +73,24 @@ def load(path: str | Path, device: torch.device | str = "cpu", trust_remote_code
     """
     with foreign(f"device={device}: not to be had on this machine"):
         torch.empty(0, device=device)
-    if os.path.exists(Path(path, "config.json")):  # of Path, it would raise for a name that cannot be
-        return load_folder(Path(path), trust_remote_code).to(device)
+    if any(os.path.exists(Path(path, name)) for name in ("config.json", RECIPE)):  # Path.exists raises for bad names
+        return load_folder(Path(path), trust_remote_code, model).to(device)
     return Loaded(*restored(read(str(path)), device))
 
 
 @checked
-def save(model: nn.Module, path: str | Path) -> None:
-    """Write a pruned model of transformers into a folder. `load` reads it, and so does
-    `AutoModelFor....from_pretrained(path, trust_remote_code=True)` without mhaprune. Raises ValueError, one line, for
-    other models.
+def save(model: nn.Module, path: str | Path, tokenizer: Any = None) -> None:
+    """Write a pruned model into a folder that `load` reads, and its tokenizer or processor, if you give it.
+
+    A model of transformers is also read without mhaprune: `AutoModelFor....from_pretrained(path,
+    trust_remote_code=True)`. A SentenceTransformer is read by its own class, adapters of peft are merged. Of any other
+    model the weights are written, with the heads that it lost; `load` repeats this on a model that your code builds.
 
     >>> mhaprune.save(heads_of_bert.prune(keep=0.5), "small")
     >>> type(mhaprune.load("small")).__name__
     'BertModel'
+    >>> mhaprune.save(heads.prune(mask={0: [1]}), "mine")
+    >>> [layer.num_heads for layer in mhaprune.load("mine", model=model).attention]
+    [3, 4]
     """
-    save_folder(model, path)
+    save_folder(model, path, tokenizer)

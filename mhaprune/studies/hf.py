@@ -17,7 +17,7 @@ from mhaprune.studies.pretrained import Objective, Pretrained, PretrainedModel, 
 from mhaprune.studies.texts import LABEL, TARGET, Row, in_splits, read_rows
 from mhaprune.wrapping import losses
 from mhaprune.wrapping.batches import IGNORED
-from mhaprune.wrapping.saving import check_config, check_folder, class_in, shrinking
+from mhaprune.wrapping.saving import check_config, check_folder, class_in, config_in, shrinking
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class Folder:
                 raise ValueError(f"model.path={path}: has no config.json, must be a folder that save_pretrained wrote")
             with foreign(f"model.path={path}: cannot be read"):
                 check_folder(Path(path))
-        self.config = self._read("config", transformers.AutoConfig.from_pretrained)
+        self.config = self._read("config", config_in)
         with foreign(f"model.path={path}: its config cannot be read"):
             check_config(self.config)
 

@@ -78,7 +78,7 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[Atte
 def as_named(block: AttentionBlock, cut: Cut) -> AttentionBlock:
     """Return the block with the names that its heads had before an earlier removal. A silent head does not count."""
     names = cut.heads.get(block.path)
-    if names is None:
+    if names is None or not block.heads:
         return block
     if not names:
         silent = len(block.columns[0])

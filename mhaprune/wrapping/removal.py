@@ -6,7 +6,8 @@ Dimensions: H = query heads of a block, K = head_dim.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -44,14 +45,24 @@ class Cut:
 
     @classmethod
     def of(cls, model: nn.Module) -> Cut | None:
-        """Return the description of all removals that a model of transformers has had, read from its config; None if
+        """Return the description of all removals that a model has had, read from the note that `noted` made; None if
         there was none.
 
-        Raises `Unsupported` if this version cannot read the description.
-        """
-        noted = getattr(getattr(model, "config", None), "mhaprune", None)
+        Raises `Unsupported` if this version cannot read the description."""
+        path, part = pretrained_in(model)
+        noted = vars(model).get("mhaprune")
+        if noted is None:
+            noted = getattr(getattr(part, "config", None), "mhaprune", None)
+        else:
+            path = ""
         if noted is None:
             return None
+        cut = cls.read(noted)
+        return cut._renamed(lambda name: f"{path}.{name}") if path else cut
+
+    @classmethod
+    def read(cls, noted: Any) -> Cut:
+        """Return the description from plain values; raises as `of` does."""
         version = noted.get("version") if isinstance(noted, dict) else None
         if version != VERSION or set(noted) != {each.name for each in fields(cls)}:
             raise Unsupported(f"config.mhaprune: is of version {version}, this mhaprune reads {VERSION}")
@@ -69,6 +80,44 @@ class Cut:
             for path in {**self.attributes, **later.attributes}
         }
         return Cut(self.shapes | later.shapes, attributes, self.heads | later.heads)
+
+    def noted(self, model: nn.Module) -> None:
+        """Apply the attributes, and leave this description for `of`: in the config of transformers, which is saved with
+        the weights, or on another model itself."""
+        path, part = pretrained_in(model)
+        total = (Cut.of(model) or Cut()).then(self)
+        if part is None or not all(name.startswith(path) for name in (*total.shapes, *total.heads)):
+            finish(model, self.attributes)
+            model.mhaprune = vars(total)  # type: ignore[assignment]
+            return
+        inside = len(path) + 1 if path else 0
+        finish(part, self._renamed(lambda name: name[inside:]).attributes)
+        part.config.mhaprune = vars(total._renamed(lambda name: name[inside:]))
+
+    def _renamed(self, name: Callable[[str], str]) -> Cut:
+        """Return the description with other paths."""
+        parts: Any = ({name(path): each for path, each in part.items()} for part in list(vars(self).values())[:3])
+        return Cut(*parts)
+
+
+def pretrained_in(model: nn.Module) -> tuple[str, Any]:
+    """Return the path and the module of the model of transformers that a model is or holds; "" and None if it holds
+    none, or more than one."""
+    kind = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", ())
+    found: list[tuple[str, Any]] = []
+    for path, module in model.named_modules():
+        if isinstance(module, kind) and not any(path.startswith(outer) for outer, _ in found):
+            found.append((path, module))
+    return found[0] if len(found) == 1 else ("", None)
+
+
+def keep_heads(model: nn.Module, path: str, kept: Sequence[int]) -> None:
+    """Remove the other heads of the `MultiHeadAttention` at `path`, in place; `kept` are positions in the layer."""
+    layer: Any = model.get_submodule(path)
+    layer.keep_heads(kept)
+    parent = model.get_submodule(path.rpartition(".")[0])
+    if isinstance(parent, TorchAttention):
+        parent.names = tuple(parent.names[h] for h in kept)
 
 
 HELD = {name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)}
@@ -129,12 +178,10 @@ def remove_heads(
         elif block.why_not:
             raise Unsupported(f"{block.path}: its heads can be gated, not removed: {block.why_not}")
         elif isinstance(layer, MultiHeadAttention):
-            layer.keep_heads(keep)
+            keep_heads(model, block.owner, keep)
             names = tuple(block.names[h] for h in keep)
             left.append(block_of(layer, block.owner, block.path, cross=block.cross, names=names))
-            parent = model.get_submodule(block.owner.rpartition(".")[0])
-            if isinstance(parent, TorchAttention):
-                parent.names = tuple(parent.names[h] for h in keep)
+            cut.heads[block.owner] = list(names)
         else:
             left.append(_block_without(model, block, keep, list(keep) or [0]))
             generic.append((block, list(keep)))
@@ -159,10 +206,8 @@ def remove_heads(
                 cut.shapes[f"{block.path}.{name}"] = [len(stay)]
         cut.heads[block.path] = [block.names[h] for h in keep]
         cut.attributes[block.path] = _attributes(attention, block, stay)
-    finish(model, cut.attributes)
-    config = getattr(model, "config", None)
-    if config is not None and generic:
-        config.mhaprune = vars((Cut.of(model) or Cut()).then(cut))
+    if cut.heads:
+        cut.noted(model)
     return model, left
 
 

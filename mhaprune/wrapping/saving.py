@@ -1,13 +1,14 @@
-"""Save and load pruned models of transformers as folders.
+"""Save and load pruned models as folders.
 
 If every layer has lost equally many heads, and the config can say so, the folder is a plain one of transformers. For
 ragged layers, `config.mhaprune` holds the shapes of the weights. `load_folder` reads them; for users without mhaprune,
-`save_folder` adds Python code to the folder that does.
+`save_folder` adds Python code to the folder that does. A model that is none of transformers becomes a recipe.
 """
 
 import copy
 import inspect
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.measure.outcomes import check_weights_finite
 from mhaprune.settings.ranges import Ge, Within
 from mhaprune.settings.refusals import foreign
@@ -23,7 +25,8 @@ from mhaprune.storage.seals import checksum
 from mhaprune.storage.store import make_folder, write_bytes, write_json
 from mhaprune.wrapping import reshaping
 from mhaprune.wrapping.blocks import Unsupported
-from mhaprune.wrapping.removal import COUNTS, Cut
+from mhaprune.wrapping.recipes import RECIPE, load_recipe, save_recipe
+from mhaprune.wrapping.removal import COUNTS, Cut, copied, pretrained_in
 from mhaprune.wrapping.reshaping import shrink
 from mhaprune.wrapping.torch_nn import TorchAttention
 
@@ -42,59 +45,84 @@ CHECKSUMS = "checksums.json"
 """The name of the file that holds a checksum of every other file."""
 CODE = "modeling_mhaprune"
 """The name of the Python module in a folder."""
+FEWER = "_with_fewer_heads"
+"""The end of `model_type` in the config of a folder with code. transformers knows no such model, so it asks for
+trust_remote_code=True instead of complaining about sizes."""
 CLASS = '''
 
 import transformers
 
 
+class {config}(transformers.{config}):
+    model_type = "{kind}"
+
+
 class {name}(transformers.{name}):
     """A {name} that has lost attention heads: `config.mhaprune` says which shapes are left."""
+
+    config_class = {config}
 
     def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
         if noted := getattr(config, "mhaprune", None):
             shrink(self, noted["shapes"], noted["attributes"])
 '''
+README = """# {name} with fewer attention heads
+
+Saved by mhaprune. Layers of this model differ in the number of their heads, so a `{name}` as it is does not fit the
+weights. `{read}` reads it.
+"""
 
 
-def save_folder(model: nn.Module, path: str | Path) -> None:
-    """Write a pruned model of transformers into a folder.
+def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None) -> None:
+    """Write a pruned model into a folder, and its tokenizer, or anything else with `save_pretrained`, if it is given.
 
-    Its `AutoModel...` class reads the folder, also if mhaprune is not installed: `AutoModelFor....from_pretrained(path,
-    trust_remote_code=True)`. `trust_remote_code` is not needed if the config alone describes the shapes. Raises
-    `Unsupported`, one line, for a model that is not one of transformers, and for one that holds attention of torch.nn,
-    which `wrap` made into a layer of ours.
+    A model of transformers is read by its `AutoModel...` class, also if mhaprune is not installed:
+    `AutoModelFor....from_pretrained(path, trust_remote_code=True)`. `trust_remote_code` is not needed if the config
+    alone describes the shapes. Adapters of peft are merged first. A model that holds one of transformers and knows how
+    to save itself, as a SentenceTransformer, does so around it. Any other is written as a recipe, see `save_recipe`.
     """
-    native = _native(model)
-    if foreign := [path for path, module in model.named_modules() if isinstance(module, TorchAttention)]:
-        raise Unsupported(f"model: {foreign[0]} was attention of torch.nn, which no folder can hold; see torch.save")
-    folder, writer, name = make_folder("path", Path(path)), cast("Any", model), native.__name__
+    folder = make_folder("path", Path(path))
     if links := [each.name for each in folder.iterdir() if each.is_symlink()]:
         raise ValueError(f"path={path}: {links[0]} is a link, through which nothing is written")
-    if Cut.of(model) is None:
-        writer.save_pretrained(folder)
-        _note_checksums(folder)
-        return
-    autos = _automatic(native, type(writer.config))
-    if not autos:
-        raise Unsupported(f"model: no AutoModel makes a {name}; write it with save_pretrained, mhaprune.load reads it")
-    before = getattr(writer.config, "auto_map", None)
-    writer.config.auto_map = dict.fromkeys(autos, f"{CODE}.{name}")
-    try:
-        # Code of one's own gets its weights by the names that they have in memory.
-        writer.save_pretrained(folder, save_original_format=False)
-    finally:
-        del writer.config.auto_map
-        if before is not None:
-            writer.config.auto_map = before
-    code = inspect.getsource(reshaping) + CLASS.format(name=name)
-    write_bytes(folder / f"{CODE}.py", code.encode())
-    _note_checksums(folder)
-
-
-def _note_checksums(folder: Path) -> None:
+    if hasattr(model, "merge_and_unload"):
+        model = cast("Any", copied(model)).merge_and_unload()
+    _, part = pretrained_in(model)
+    own = any(isinstance(module, TorchAttention | MultiHeadAttention) for module in model.modules())
+    saves = part is model or hasattr(model, "save_pretrained")
+    if own or not saves or _native(part) is None or "mhaprune" in vars(model):
+        save_recipe(model, folder)
+    else:
+        (folder / RECIPE).unlink(missing_ok=True)
+        if part is not model:
+            cast("Any", model).save_pretrained(str(folder))
+        _save_pretrained(part, folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
     write_json(folder / CHECKSUMS, {path.name: checksum(path.read_bytes()) for path in files})
+
+
+def _save_pretrained(model: Any, folder: Path) -> None:
+    """Write a model of transformers, and code that gives it its shapes if the config alone cannot."""
+    native: Any = _native(model)
+    name, autos = native.__name__, _automatic(native)
+    if Cut.of(model) is None:
+        model.save_pretrained(folder)
+        return
+    # Code of one's own gets its weights by the names that they have in memory.
+    model.save_pretrained(folder, save_original_format=False)
+    read = "mhaprune.load(folder)"
+    if autos:
+        kind, config = f"{native.config_class.model_type}{FEWER}", native.config_class.__name__
+        named = dict.fromkeys(autos, f"{CODE}.{name}") | {"AutoConfig": f"{CODE}.{config}"}
+        content = json.loads((folder / "config.json").read_text())
+        write_json(folder / "config.json", content | {"model_type": kind, "auto_map": named})
+        code = inspect.getsource(reshaping) + CLASS.format(name=name, config=config, kind=kind)
+        write_bytes(folder / f"{CODE}.py", code.encode())
+        read = f"{min(autos, key=len)}.from_pretrained(folder, trust_remote_code=True)"
+    if not (folder / "README.md").exists():
+        write_bytes(folder / "README.md", README.format(name=name, read=read).encode())
 
 
 def _check(folder: Path) -> None:
@@ -112,27 +140,21 @@ def _check(folder: Path) -> None:
         )
 
 
-def _native(model: nn.Module) -> type:
-    """Return the transformers class of a model, also if the model was loaded with code from its folder."""
-    name = type(model).__name__
-    try:
-        import transformers
-    except ImportError:
-        raise Unsupported(f"model: {name} is no model of transformers, which alone are saved as folders") from None
-    native = getattr(transformers, name, None)
-    if not isinstance(native, type) or not isinstance(model, native):
-        raise Unsupported(f"model: {name} is no class of transformers itself, which alone are saved as folders")
-    return native
+def _native(model: nn.Module) -> type | None:
+    """Return the transformers class of a model, also if the model was loaded with code from its folder; None for a
+    class of one's own."""
+    native = getattr(sys.modules.get("transformers"), type(model).__name__, None)
+    return native if isinstance(native, type) and isinstance(model, native) else None
 
 
-def _automatic(kind: type, config: type) -> list[str]:
+def _automatic(kind: Any) -> list[str]:
     """Return the names of the `AutoModel...` classes that make this class from its config."""
     from transformers.models.auto import modeling_auto
 
     names = []
     for name, auto in vars(modeling_auto).items():
         mapping = getattr(auto, "_model_mapping", {}) if name.startswith("AutoModel") else {}
-        made = mapping.get(config, ())
+        made = mapping.get(kind.config_class, ())
         if kind in (made if isinstance(made, tuple) else (made,)):
             names.append(name)
     return names
@@ -152,6 +174,19 @@ def check_config(config: Any) -> None:
                 raise ValueError(f"{name}={value}: must be {allowed}")
 
 
+def config_in(path: Path | str, **options: Any) -> Any:
+    """Return the config in a folder. That of a folder with code of `save_folder` is read without this code."""
+    import transformers
+
+    file = Path(path, "config.json")
+    noted = json.loads(file.read_text()) if file.is_file() else {}
+    kind = str(noted.get("model_type"))
+    if not kind.endswith(FEWER):
+        return transformers.AutoConfig.from_pretrained(path, **options)
+    noted["model_type"] = kind.removesuffix(FEWER)
+    return transformers.AutoConfig.for_model(**noted)
+
+
 def class_in(folder: Path | str, config: Any, auto: str) -> Any:
     """Return the class in the folder's own code for an `AutoModel...` class, or None. It runs that code."""
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -160,12 +195,19 @@ def class_in(folder: Path | str, config: Any, auto: str) -> Any:
     return get_class_from_dynamic_module(named[auto], folder) if auto in named else None
 
 
-def load_folder(path: Path, trust_remote_code: bool = False, **options: Any) -> nn.Module:
-    """Load a model that `save_pretrained` wrote, pruned or not. Raises ValueError, one line, for anything else, and for
-    weights that are missing, unexpected or of another shape.
+def load_folder(
+    path: Path, trust_remote_code: bool = False, model: nn.Module | None = None, **options: Any
+) -> nn.Module:
+    """Load a model that `save_folder` or `save_pretrained` wrote, pruned or not. Raises ValueError, one line, for
+    anything else, and for weights that are missing, unexpected or of another shape.
 
     `trust_remote_code` allows Python code in the folder to run. Folders written by `save_folder` do not need it.
+    `model` is for a recipe, see `load_recipe`.
     """
+    if (path / RECIPE).exists():
+        check_folder(path)
+        _check(path)
+        return load_recipe(path, model)
     try:
         import transformers
     except ImportError:
@@ -175,7 +217,7 @@ def load_folder(path: Path, trust_remote_code: bool = False, **options: Any) -> 
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code} | options
     with foreign(f"{path}: its config.json cannot be read", "mhaprune.load(..., trust_remote_code=True)"):
         named = json.loads((path / "config.json").read_text()).get("architectures") or [None]
-        config = transformers.AutoConfig.from_pretrained(path, **options)
+        config = config_in(path, **options)
         check_config(config)
         kind: Any = getattr(transformers, str(named[0]), None)
         if kind is None and trust_remote_code:
@@ -224,9 +266,11 @@ def make_plain(model: nn.Module) -> bool:
     This is tested: a model built from the new config, on the meta device, must have exactly the shapes of this one. A
     config without a width of heads gets one: many models read `head_dim`, the others fail the test.
     """
-    cut, config = Cut.of(model), getattr(model, "config", None)
-    if cut is None or config is None:
+    _, part = pretrained_in(model)
+    cut = None if part is None else Cut.of(part)
+    if cut is None:
         return False
+    model, config = part, part.config
     groups = {attributes.get("num_key_value_groups", 1) for attributes in cut.attributes.values()}
     sizes = {len(heads) for heads in cut.heads.values()}
     if len(sizes) != 1 or len(groups) != 1 or not sizes - {0}:

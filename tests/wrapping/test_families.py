@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 
@@ -210,31 +209,6 @@ def test_a_model_that_was_read_with_its_code_is_pruned_and_saved_again(
     by_code = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "even", trust_remote_code=True)
     for model in (by_code, mhaprune.load(tmp_path / "even")):
         assert torch.equal(said(model, family), said(even, family))
-
-
-def test_what_no_folder_can_hold_is_refused(tmp_path: Path) -> None:
-    class Own(transformers.BertModel):
-        pass
-
-    sizes = {**FAMILIES["vit"].settings, "num_channels": 3}
-    pooled = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**sizes)).eval()
-    pixels = torch.rand(3, 3, 8, 8)
-    left: Any = wrap(pooled, size_of_output, score=[{"pixel_values": pixels}]).prune(0.5, "random")
-    bert = make(FAMILIES["bert"])
-    (tmp_path / "file").write_text("")
-    for model, path, message in (
-        (nn.Linear(2, 2), "folder", "model: Linear is no class of transformers itself"),
-        (Own(transformers.BertConfig(**FAMILIES["bert"].settings)), "folder", "model: Own is no class of transformers"),
-        (left, "folder", r"model: .*attention was attention of torch\.nn, which no folder can hold"),
-        (bert, "file", "path=.*file: cannot be written"),
-        (bert, "file/within", "path=.*file/within: cannot be written"),
-    ):
-        with pytest.raises(ValueError, match=message) as refused:
-            mhaprune.save(model, tmp_path / path)
-        assert "\n" not in str(refused.value)
-        assert not (tmp_path / "folder").exists()
-    mhaprune.save(bert, tmp_path / "whole")
-    assert torch.equal(said(mhaprune.load(tmp_path / "whole"), FAMILIES["bert"]), said(bert, FAMILIES["bert"]))
 
 
 def test_a_changed_bit_in_a_saved_folder_is_found(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""Save any other pruned model: its weights, and the removal to repeat on a model that its own code builds."""
+
+import io
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from mhaprune.measure.outcomes import check_weights_finite
+from mhaprune.settings.refusals import foreign
+from mhaprune.storage.store import write_bytes, write_json
+from mhaprune.wrapping.removal import Cut, copied, keep_heads
+from mhaprune.wrapping.reshaping import shrink
+from mhaprune.wrapping.torch_nn import converted
+
+RECIPE, WEIGHTS = "removal.json", "weights.pt"
+
+
+def save_recipe(model: nn.Module, folder: Path) -> None:
+    """Write the weights of a model, and which heads it has lost, into a folder that exists."""
+    data = io.BytesIO()
+    torch.save(model.state_dict(), data)
+    write_bytes(folder / WEIGHTS, data.getvalue())
+    write_json(folder / RECIPE, {"class": type(model).__name__, "removed": vars(Cut.of(model) or Cut())})
+
+
+def load_recipe(folder: Path, model: nn.Module | None) -> nn.Module:
+    """Return a copy of `model`, the model as it was before any removal, with the heads and the weights of the folder.
+    It is in evaluation mode.
+
+    Raises ValueError, one line, if the model does not fit.
+    """
+    with foreign(f"{folder}: {RECIPE} is damaged"):
+        content = json.loads((folder / RECIPE).read_text())
+        name, cut = content["class"], Cut.read(content["removed"])
+    if model is None:
+        raise ValueError(f"{folder}: holds the weights of a {name}, give one: mhaprune.load(path, model={name}(...))")
+    with foreign(f"{folder}: {WEIGHTS} is damaged"):
+        weights = torch.load(folder / WEIGHTS, map_location="cpu", weights_only=True)
+    with foreign(f"{folder}: does not fit the model={type(model).__name__}, must be the {name} before any removal"):
+        smaller = copied(converted(model)).eval()
+        shrink(smaller, cut.shapes, {})
+        for path, heads in cut.heads.items():
+            if path not in cut.attributes:
+                keep_heads(smaller, path, heads)
+        cut.noted(smaller)
+        smaller.load_state_dict(weights)
+        check_weights_finite(smaller)
+    return smaller

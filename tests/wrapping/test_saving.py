@@ -1,0 +1,215 @@
+"""Folders of models that are not, or not only, models of transformers."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mhaprune
+from mhaprune.heads import HeadMask
+from mhaprune.wrapping.saving import CHECKSUMS
+
+VOCABULARY, WIDTH = 11, 16
+
+
+class Layers(nn.Module):
+    """Attention of torch.nn in its own layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 3)
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.encoder(self.embed(ids)).mean(dim=1))
+        return logits
+
+
+class Attention(nn.Module):
+    """Projections of one's own, and attention by a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 4
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        out: Tensor = self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return out
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = {"heads": 4}  # a plain dict, as many have it
+        self.embed, self.attention = nn.Embedding(VOCABULARY, WIDTH), nn.ModuleList(Attention() for _ in range(3))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.embed(ids)
+        for layer in self.attention:
+            x = x + layer(x)
+        return x.mean(dim=1)
+
+
+@pytest.fixture
+def bert() -> Any:
+    transformers = pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    torch.manual_seed(0)
+    return transformers.BertModel(transformers.BertConfig(vocab_size=VOCABULARY, **sizes)).eval()
+
+
+def size(output: Tensor, batch: Any) -> Tensor:
+    return output.square().mean(dim=1)
+
+
+def built(kind: type[nn.Module] = Layers, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return kind().eval()
+
+
+IDS = torch.arange(12).reshape(3, 4) % VOCABULARY
+
+
+def called(model: nn.Module, batch: Any) -> Tensor:
+    with torch.no_grad():
+        said: Tensor = model(**batch) if isinstance(batch, dict) else model(batch)
+    return said
+
+
+@pytest.mark.parametrize("kind", [Layers, Own])
+def test_a_model_of_ones_own_comes_back_with_the_heads_it_has_left(kind: Any, tmp_path: Path) -> None:
+    heads = mhaprune.wrap(built(kind), size, score=[IDS])
+    first, *_, last = heads.grid.blocks
+    lost = [head for head in heads.grid if head.block == first or (head.block == last and head.head == 1)]
+    once = mhaprune.wrap(heads.prune(mask=[heads.grid.heads[0]]), size, score=[IDS])
+    twice = once.prune(mask=lost[1:])
+    mhaprune.save(twice, tmp_path / "small")
+    fresh = built(kind, seed=1)
+    before = copy.deepcopy(fresh.state_dict())
+    again = mhaprune.load(tmp_path / "small", model=fresh)
+    assert torch.equal(called(again, IDS), called(twice, IDS))
+    assert all(torch.equal(value, before[name]) for name, value in fresh.state_dict().items())
+    third = mhaprune.wrap(again, size, score=[IDS])
+    assert list(third.grid) == [head for head in heads.grid if head not in lost]  # their names of old
+    gated = heads.subject.in_double()
+    mask = HeadMask(heads.grid).without(*lost, third.grid.heads[0])
+    smaller = third.subject.in_double().without(HeadMask(third.grid).without(third.grid.heads[0]))
+    with gated.gated(len(IDS), mask.gates().double()):
+        torch.testing.assert_close(called(smaller.model, IDS), called(gated.model, IDS))
+
+
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
+    model = built()
+    heads = mhaprune.wrap(model, size, score=[IDS])
+    mhaprune.save(heads.prune(mask={0: [1, 2]}), folder := tmp_path / "small")
+
+    def refused(message: str, **given: Any) -> None:
+        with pytest.raises(ValueError, match=message) as error:
+            mhaprune.load(folder, **given)
+        assert "\n" not in str(error.value)
+
+    refused(r"holds the weights of a Layers, give one: mhaprune.load\(path, model=Layers\(...\)\)")
+    refused("does not fit the model=Own, must be the Layers before any removal, .*no attribute", model=built(Own))
+    refused("does not fit the model=Layers", model=heads.prune(mask={0: [1, 2]}))
+    for file in sorted(folder.iterdir()):
+        whole = file.read_bytes()
+        for place in range(3, len(whole), max(1, len(whole) // 25)):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            refused("damaged", model=model)
+        file.write_bytes(whole)
+    (folder / CHECKSUMS).unlink()  # as one does who changes a file on purpose
+    (folder / "removal.json").write_text("{}")
+    refused("removal.json is damaged", model=model)
+    (tmp_path / "file").write_text("")
+    for path in ("file", "file/within"):
+        with pytest.raises(ValueError, match="cannot be written"):
+            mhaprune.save(model, tmp_path / path)
+
+
+def test_a_folder_holds_one_model(bert: Any, tmp_path: Path) -> None:
+    small = mhaprune.wrap(built(), size, score=[IDS]).prune(mask={0: [1]})
+    for model, kind in ((small, Layers), (bert, type(bert)), (small, Layers)):
+        mhaprune.save(model, tmp_path / "model")
+        assert type(mhaprune.load(tmp_path / "model", model=built())) is kind
+
+
+class Sentences(nn.Module):
+    """A model around one of transformers, with a folder of its own form, as SentenceTransformer has it."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([inner])
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        said: Tensor = self.parts[0](input_ids).last_hidden_state.mean(dim=1)
+        return said
+
+    def save_pretrained(self, path: str) -> None:
+        self.parts[0].save_pretrained(path)
+        Path(path, "modules.json").write_text("[]")
+
+
+class Adapted(Sentences):
+    """A model around one of transformers, whose adapters can be merged, as peft has it."""
+
+    def merge_and_unload(self) -> Any:
+        return self.parts[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [Sentences, Adapted])
+@pytest.mark.parametrize("gone", [{0: [1], 1: [0, 3]}, {0: [0, 1, 2, 3]}])
+def test_a_model_around_one_of_transformers(kind: Any, gone: Any, bert: Any, tmp_path: Path) -> None:
+    batch = {"input_ids": IDS}
+    small: Any = mhaprune.wrap(kind(bert), size, score=[batch]).prune(mask=gone)
+    mhaprune.save(small, tmp_path / "small")
+    inner: Any = mhaprune.load(tmp_path / "small")
+    assert type(inner) is type(bert)
+    assert torch.equal(called(kind(inner), batch), called(small, batch))
+    assert (tmp_path / "small" / "modules.json").exists() == (kind is Sentences)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_class_of_ones_own_and_attention_of_torch_in_one_of_transformers(bert: Any, tmp_path: Path) -> None:
+    import transformers
+
+    class OwnBert(transformers.BertModel):  # type: ignore[misc]
+        pass
+
+    pixels = {"pixel_values": torch.rand(3, 3, 8, 8)}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 16}
+    siglip = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(image_size=8, patch_size=4, **sizes)).eval()
+    own = OwnBert(bert.config).eval()
+    for model, batch in ((own, {"input_ids": IDS}), (siglip, pixels)):
+        heads = mhaprune.wrap(model, mhaprune.losses.Drift(lambda out, _: out.pooler_output), score=[batch])
+        small: Any = heads.prune(mask=[heads.grid.heads[1], str(heads.grid.heads[-1])])
+        mhaprune.save(small, tmp_path / type(model).__name__)
+        again: Any = mhaprune.load(tmp_path / type(model).__name__, model=type(model)(model.config))
+        with torch.no_grad():
+            assert torch.equal(again(**batch).pooler_output, small(**batch).pooler_output)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_ragged_folder_says_how_it_is_read_and_keeps_its_tokenizer(bert: Any, tmp_path: Path) -> None:
+    import transformers
+
+    tokens = {token: n for n, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two"])}
+    tokenizer = transformers.BertTokenizer(vocab=tokens)
+    mhaprune.save(
+        mhaprune.wrap(bert, mhaprune.losses.drift, score=[{"input_ids": IDS}]).prune(mask={0: [1]}),
+        tmp_path / "small",
+        tokenizer,
+    )
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        transformers.AutoModel.from_pretrained(tmp_path / "small")
+    assert "AutoModel.from_pretrained(folder, trust_remote_code=True)" in (tmp_path / "small/README.md").read_text()
+    read = transformers.AutoTokenizer.from_pretrained(tmp_path / "small")
+    assert read("one two")["input_ids"] == tokenizer("one two")["input_ids"]
