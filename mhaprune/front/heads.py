@@ -70,6 +70,7 @@ def wrap(
     seed: Annotated[int, Within(0, 2**32 - 1)] = 0,
     prove: Literal["blocks", "whole", "none"] = "blocks",
     workers: Annotated[int, Ge(0)] = 0,
+    cache: str | Path | None = None,
 ) -> Heads:
     """Find the heads of a model, and prove that they can be gated and removed. The model itself does not change.
 
@@ -87,6 +88,9 @@ def wrap(
     With `workers`, masks are measured by so many processes of Ray, each with a copy of the model: here, or on the
     cluster that `RAY_ADDRESS` names. The scores are the same in every bit.
 
+    In the folder `cache`, the measured masks of every batch are kept that took a second or more. So a scoring that was
+    killed goes on where it was, in the next process that asks the same.
+
     `blocks` names the attention layers by hand, for a model in which they are not found. Raises `Unsupported`, one
     line, for a model that cannot be understood.
 
@@ -95,7 +99,7 @@ def wrap(
     8 heads in 2 blocks, all with an effect, all removable
     """
     splits = {"score": score, "choose": choose, "report": report, "train": train}
-    return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed, prove, workers)))
+    return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed, prove, workers, cache)))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

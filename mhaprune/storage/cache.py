@@ -11,7 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from mhaprune.data import Data
 from mhaprune.storage.locks import locked, read_bytes
@@ -26,6 +27,10 @@ second argument is a function that saves a state."""
 Remember = Callable[[str, dict[str, Any], Make], dict[str, Any]]
 """A function that returns a cached result about one model. Its arguments are the kind of the result, the facts beside
 the model that decide it, and a `Make`, which computes it if it is not cached."""
+
+
+SLOW = 1.0
+"""Seconds from which a result of `Cache.get_slow` is kept."""
 
 
 class Cache:
@@ -68,6 +73,20 @@ class Cache:
                 partial.unlink(missing_ok=True)
             return content
 
+    def get_slow(self, kind: str, recipe: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the result of `make`, from the file if there is one: for calls that are many, some of them short.
+
+        Nothing waits for another process, and a result that took less than `SLOW` seconds is not kept.
+        """
+        path = self.folder / f"{kind}-{fingerprint(recipe)}.pt"
+        if (already := _load_or_set_aside(path, recipe)) is not None:
+            return already
+        start = time.monotonic()
+        content = make()
+        if time.monotonic() - start >= SLOW:
+            _keep(path, recipe, content)
+        return content
+
     def about(self, model: dict[str, Any]) -> Remember:
         """Return a function that caches results about one model. `model` has the facts that identify it."""
 
@@ -85,14 +104,18 @@ def no_memory(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
 def data_digest(examples: Data) -> str:
     """Return a fingerprint of examples. A fingerprint of their settings is not enough: a new version of the package
     that makes the data may make other examples."""
-    every = examples.tensors().values()
-    return fingerprint([[list(each.shape), sha256(each.cpu().numpy().tobytes()).hexdigest()] for each in every])
+    return fingerprint([[list(each.shape), tensor_digest(each)] for each in examples.tensors().values()])
 
 
 def weights_digest(model: nn.Module) -> str:
     """Return a fingerprint of the weights of a model. The recipe of the model is not enough, because it may give
     different bits on another machine."""
-    return fingerprint([sha256(value.cpu().numpy().tobytes()).hexdigest() for value in model.state_dict().values()])
+    return fingerprint([tensor_digest(value) for value in model.state_dict().values()])
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """Return a fingerprint of the bytes of a tensor."""
+    return sha256(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def sources(*modules: str) -> dict[str, str]:

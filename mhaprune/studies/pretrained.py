@@ -120,7 +120,7 @@ class PretrainedSource(Source):
         """The wrapped model, whose heads are proved."""
         read = self.loaded
         model, (loss, quality) = read.model.to(self.device).eval(), read.objective
-        found = understand(model, loss, read.splits, quality, call=read.call, seed=self.seed)
+        found = understand(model, loss, read.splits, quality, call=read.call, seed=self.seed, cache=self.cache)
         log.info("%s: %r", self.name, found)
         subject, splits = found.subject, found.splits
         here = {name: split.converted(subject.device, subject.dtype) for name, split in splits.items()}

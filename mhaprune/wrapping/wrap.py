@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from mhaprune.data import Splits
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.outcomes import Diverged, check_weights_finite
+from mhaprune.storage.cache import Cache
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, Unsupported, name_blocks
@@ -79,8 +81,10 @@ def understand(
     seed: int = 0,
     prove: str = "blocks",
     workers: int = 0,
+    cache: str | Path | None = None,
 ) -> ModelWithData:
     """Find and prove the heads of a model, see `mhaprune.wrap`; `given` holds the batches of each split, or None."""
+    kept = None if cache is None else Cache(cache)
     check_weights(model)
     splits = {
         name: Batches.of(batches, name) for name, batches in given.items() if batches is not None or name == "score"
@@ -122,7 +126,7 @@ def understand(
         if not again.why_not:
             subject, proven = counted, again
             break
-    subject = subject.changed(without_effect=frozenset(proven.without_effect), workers=workers)
+    subject = subject.changed(without_effect=frozenset(proven.without_effect), workers=workers, cache=kept)
     return ModelWithData(subject, Splits(**splits), name_of(quality), proven, seed, tuple(unseen(model, found)))
 
 

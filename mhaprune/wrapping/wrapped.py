@@ -16,6 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.heads import Block, HeadId, HeadMask
 from mhaprune.measure.outcomes import joined
+from mhaprune.storage.cache import Cache, sources, tensor_digest, weights_digest
+from mhaprune.storage.store import fingerprint
 from mhaprune.subject import Fallback
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, Rows
@@ -24,6 +26,9 @@ from mhaprune.wrapping.losses import Judge, LossAndQuality, flat, judged
 from mhaprune.wrapping.proofs import BlockProof
 from mhaprune.wrapping.replay import Replay, at_rest, recorders
 from mhaprune.wrapping.workers import Shared
+
+MANY = 8
+"""The number of masks from which a measurement is looked for in the cache, which takes a pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +49,8 @@ class WrappedModel(GatedModel):
     module after the other."""
     workers: int = 0
     """The number of worker processes that many masks are handed to; 0 for this process."""
+    cache: Cache | None = None
+    """Where slow measurements of many masks are kept, so that they go on after a kill; None for nowhere."""
     _lengths: WeakKeyDictionary[Batches, dict[Block, int]] = field(default_factory=WeakKeyDictionary, repr=False)
     """The number of positions that each block writes to, for every batch that was run."""
 
@@ -94,6 +101,21 @@ class WrappedModel(GatedModel):
 
     @torch.no_grad()
     def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> LossAndQuality:
+        """Run mask by mask, or take what is in the cache."""
+        if self.cache is None or len(gates) < MANY:
+            return self._evaluate(batch, gates, fallback)
+        # What the open model answers stands for its code, its loss and its quality.
+        judged = self.judge(self.predict(batch), placed := self.placed(batch))
+        said = fallback or {}
+        given = [*placed.fields.values(), gates, *judged, *said.values()]
+        what = {"said": list(map(str, said)), "given": [[list(x.shape), tensor_digest(x)] for x in given]}
+
+        def make() -> dict[str, Any]:
+            return self._evaluate(batch, gates, fallback)._asdict()
+
+        return LossAndQuality(**self.cache.get_slow("masks", self._identity | what, make))
+
+    def _evaluate(self, batch: Batches, gates: Tensor, fallback: Fallback | None) -> LossAndQuality:
         """Run mask by mask. Everything before the first gate that is not 1 is replayed from a pass with all gates open,
         see `Replay`. With workers, each runs some of the masks."""
         if self.workers:
@@ -111,6 +133,18 @@ class WrappedModel(GatedModel):
                     rows.append(self.judge(self.run_gated(batch, gates_N, fallback), batch))
         return joined(rows, torch.stack)
 
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        """The facts beside the examples that decide the bits of a measurement."""
+        return {
+            "weights": weights_digest(self.model),
+            "heads": fingerprint([[block.out, block.columns] for block in self.blocks]),
+            "code": sources("mhaprune.attention", "mhaprune.measure", "mhaprune.wrapping"),
+            "torch": str(torch.__version__),
+            "num_threads": torch.get_num_threads(),
+            "device": self.device.type,
+        }
+
     def queries(self, batch: Batches) -> dict[Block, Tensor]:
         if batch not in self._lengths:
             self.head_outputs(batch)
@@ -124,7 +158,7 @@ class WrappedModel(GatedModel):
 
     @cached_property
     def _shared(self) -> Shared:
-        return Shared(self.changed(workers=0), self.workers)
+        return Shared(self.changed(workers=0, cache=None), self.workers)
 
     def unread(self) -> Collection[Block]:
         return set(self.names) - {head.block for head in self.grid if head not in self.without_effect}

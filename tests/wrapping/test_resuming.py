@@ -1,0 +1,83 @@
+"""Scores whose measurements are kept on disk, and go on after an interruption."""
+
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mhaprune
+from mhaprune import losses
+from mhaprune.storage import cache
+from support.classifier import Classifier, batches, classifier
+
+SPLIT = batches(4)
+
+
+@pytest.fixture(autouse=True)
+def everything_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "SLOW", 0.0)
+
+
+class Counted:
+    """A loss that counts the rows it judges by their length, and can be killed at one."""
+
+    def __init__(self, stop_at: int = 0, factor: float = 1.0) -> None:
+        self.calls, self.stop_at, self.factor = Counter[int](), stop_at, factor
+
+    def __call__(self, output: Any, batch: Any) -> Tensor:
+        length = batch["input_ids"].shape[1]
+        self.calls[length] += 1
+        if length == self.stop_at and self.calls[length] > 3:
+            raise KeyboardInterrupt
+        return losses.classification(output, batch).mul(self.factor).round(decimals=1)
+
+
+def right(output: Any, batch: Any) -> Tensor:
+    return (output["logits"].argmax(dim=1) == batch["labels"]).float()
+
+
+def scored(folder: Path | None, loss: Any, model: Classifier | None = None, scorer: str = "ablation") -> Any:
+    heads = mhaprune.wrap(model or classifier(), loss, score=SPLIT, quality=right, cache=folder)
+    loss.calls.clear()
+    return heads.score(scorer).drop(columns="seconds")
+
+
+@pytest.mark.parametrize("scorer", ["ablation", "ablation_mean"])
+def test_a_killed_scoring_goes_on_and_is_equal_in_every_bit(tmp_path: Path, scorer: str) -> None:
+    whole = scored(None, Counted(), scorer=scorer)
+    with pytest.raises(KeyboardInterrupt):
+        scored(tmp_path, Counted(stop_at=6), scorer=scorer)
+    again = Counted()
+    assert scored(tmp_path, again, scorer=scorer).equals(whole)
+    assert again.calls == {4: 1, 5: 1, 6: 10, 7: 10}  # an open pass tells the batch; then eight heads and none closed
+
+
+def test_what_was_measured_of_something_else_is_not_taken(tmp_path: Path) -> None:
+    scored(tmp_path, Counted())
+    other = classifier()
+    with torch.no_grad():
+        other.attention[0].q_proj.weight.mul_(1.0001)  # the open model answers the same, when rounded
+    for loss, model in ((Counted(factor=2.0), None), (Counted(), other)):
+        assert scored(tmp_path, loss, model).equals(scored(None, Counted(factor=loss.factor), model))
+        assert set(loss.calls.values()) == {10}
+
+
+def test_a_damaged_file_is_set_aside_and_measured_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = scored(tmp_path, Counted())
+    files = sorted(tmp_path.glob("masks-*.pt"))
+    assert len(files) == 4
+    files[0].write_bytes(files[0].read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING):
+        assert scored(tmp_path, again := Counted()).equals(whole)
+    assert sorted(again.calls.values()) == [1, 1, 1, 10]
+    assert "set aside" in caplog.text
+
+
+def test_what_takes_no_second_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    scored(tmp_path, Counted())
+    assert not list(tmp_path.iterdir())
