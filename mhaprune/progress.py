@@ -163,15 +163,17 @@ def _words(step: Step) -> str:
 
 
 def seconds_left(steps: Sequence[Step]) -> float | None:
-    """Return the seconds until the outermost step ends. Return None if they are not known: if the outermost step has no
-    stages, or if its present stage takes longer than usual and the finished share of this stage is 0 or not known.
+    """Return the seconds until the outermost step ends.
 
-    The remaining stages are assumed to take their usual time, at the speed of the finished stages on this machine. A
-    stage that took almost no time is not used for the speed: the model came from the cache.
+    Without stages, the finished share tells. Otherwise the remaining stages are assumed to take their usual time, at
+    the speed of the finished stages on this machine. A stage that took almost no time is not used for the speed: the
+    model came from the cache. Return None if nothing that is counted is finished, and the usual time of the present
+    stage is over or not known.
     """
     whole, stages, spent = steps[0], list(steps[0].stages), dict(steps[0].spent)  # a copy: the run may change it
     if not stages:
-        return None
+        share = _share(steps)
+        return whole.seconds * (1 - share) / share if share else None
     now = steps[1].what if len(steps) > 1 and steps[1].what in stages else None
     begun = [name for name in stages if name in spent or name == now]
     to_come = stages[stages.index(begun[-1]) + 1 :] if begun else stages
@@ -189,8 +191,10 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
 
 def _share(steps: Sequence[Step]) -> float:
     """Return the finished share (0 to 1) of the items of `steps[0]`. Its present item counts by the finished share of
-    `steps[1:]`, the steps inside it. Return 0 if the number of items is not known."""
-    if not steps or not steps[0].total:
+    `steps[1:]`, the steps inside it. A step that counts no items is as far as the step inside it."""
+    if not steps:
         return 0.0
+    if not steps[0].total:
+        return _share(steps[1:])
     step, to_do = steps[0], steps[0].total - steps[0].before
     return min(1.0, (step.done - step.before + _share(steps[1:])) / to_do) if to_do > 0 else 1.0

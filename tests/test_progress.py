@@ -62,12 +62,11 @@ def test_a_line_names_every_step_with_what_it_is_done_to() -> None:
     """A time to wait is a round number."""
     assert list(map(duration, (0, 44, 100, 7200))) == ["10 s", "40 s", "2 min", "2.0 h"]
     with doing("ablate on sort"), doing("prune", 3) as step, doing("masks") as inner:
-        step.done += 1
+        assert seconds_left(list(under_way)) is None, "nothing is finished, and no stages are known"
         step.on = lambda: "ablation, 6 of 24 heads removed"
         inner.note = "loss 0.5"
-        assert line(list(under_way)) == "ablate on sort: prune 2 of 3, ablation, 6 of 24 heads removed: masks, loss 0.5"
+        assert line(list(under_way)) == "ablate on sort: prune 1 of 3, ablation, 6 of 24 heads removed: masks, loss 0.5"
         assert line(list(under_way), "seed=1").startswith("seed=1: ablate on sort: ")
-        assert seconds_left(list(under_way)) is None, "no stages are known"
 
 
 class Clock:
@@ -103,6 +102,15 @@ def test_the_time_left_is_that_of_the_stages_to_come(clock: Clock) -> None:
             step.done += 1
             assert clock.left() == 30 + 8
         assert ", about 10 s left" in line(list(under_way))
+
+
+def test_without_stages_the_finished_share_tells_the_time_left(clock: Clock) -> None:
+    with doing("ablation"), doing("batches", 4) as batches, doing("masks", 10) as masks:
+        clock.now += 6
+        masks.done += 2
+        assert clock.left() == pytest.approx(114), "a twentieth took 6 s"
+        batches.done, masks.done = 2, 0
+        assert clock.left() == pytest.approx(6)
 
 
 @pytest.mark.parametrize(("took", "left"), [(60, 68), (0.1, 34)], ids=["trained", "from the cache"])

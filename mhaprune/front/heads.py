@@ -211,9 +211,8 @@ class Heads(ModelWithData):
             raise ValueError(f"keep={keep}: leaves no whole number in any block of {max(sizes)}")
         if wrong := [size for size in sizes if even and (kept * size / total) % divisible_by]:
             left = f"{kept * wrong[0] / total:.3g} of {wrong[0]}"
-            raise ValueError(
-                f"keep={keep}: leaves {left} in a block, must be a whole number that {divisible_by} divides"
-            )
+            which = f" that {divisible_by} divides" if divisible_by > 1 else ""
+            raise ValueError(f"keep={keep}: leaves {left} in a block, must be a whole number{which}")
         return kept
 
     @checked

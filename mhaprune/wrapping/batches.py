@@ -6,7 +6,7 @@ Dimensions: E = examples, B = batch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -65,10 +65,14 @@ class Batches(Data):
             return batches
         if isinstance(batches, Mapping | Tensor):
             batches = [batches]
-        batches = list(batches) if isinstance(batches, Iterable) else []
+        once = isinstance(batches, Iterator)
+        if not isinstance(batches, Iterable):
+            raise ValueError(f"{name}: is a {type(batches).__name__}, must be a list of batches or a DataLoader")
+        batches = list(batches)
         given = [_as_dict(batch, name) for batch in batches]
         if not given:
-            raise ValueError(f"{name}: holds no batches, must be a list of them")
+            hint = "; an iterator can be read only once, so give each split its own" if once else ""
+            raise ValueError(f"{name}: holds no batches, must be a list of them{hint}")
         form = dict if isinstance(batches[0], Mapping) else tuple if isinstance(batches[0], tuple | list) else Tensor
         parts = [{key: value for key, value in batch.items() if isinstance(value, Tensor)} for batch in given]
         if any(part.keys() != parts[0].keys() for part in parts) or not parts[0]:

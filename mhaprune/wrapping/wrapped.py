@@ -4,6 +4,7 @@ Dimensions: B = batch, T = positions, N = all heads, M = masks.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Self
@@ -16,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.heads import Block, HeadId, HeadMask
 from mhaprune.measure.outcomes import joined
+from mhaprune.progress import track
 from mhaprune.storage.cache import Cache, sources, tensor_digest, weights_digest
 from mhaprune.storage.store import fingerprint
 from mhaprune.subject import Fallback
@@ -81,7 +83,21 @@ class WrappedModel(GatedModel):
         return batch.converted(self.device, self.dtype)
 
     def call(self, batch: Batches) -> Any:
-        return self.run(self.model, batch.arguments())
+        with suppress(torch.OutOfMemoryError):
+            return self.run(self.model, batch.arguments())
+        fewer = len(batch) // 2
+        while fewer and not self._runs(batch[:fewer]):
+            fewer //= 2
+        raise ValueError(
+            f"a batch of {len(batch)} examples of these does not fit into the memory of {self.device}, "
+            + (f"{fewer} would; give smaller batches" if fewer else "not even one would")
+        )
+
+    def _runs(self, batch: Batches) -> bool:
+        with suppress(torch.OutOfMemoryError):
+            self.run(self.model, batch.arguments())
+            return True
+        return False
 
     def judge(self, output: Any, batch: Batches) -> LossAndQuality:
         """Return loss and quality of an output; see `judged`."""
@@ -127,7 +143,7 @@ class WrappedModel(GatedModel):
             with recorders(self.model) as record:
                 record(replay)
                 self.call(batch)
-            for gates_N in gates:
+            for gates_N in track(gates, "masks"):
                 pieces = zip(self.blocks, gates_N.split(self.grid.sizes), strict=True)
                 with replay.until([block.out for block, piece in pieces if bool((piece != 1).any())]):
                     rows.append(self.judge(self.run_gated(batch, gates_N, fallback), batch))

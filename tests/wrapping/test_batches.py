@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from mhaprune import losses
 from mhaprune.wrapping.batches import Batches
@@ -60,7 +61,8 @@ def test_padding_is_not_real() -> None:
     ("batches", "message"),
     [
         ([], "holds no batches"),
-        (None, "holds no batches"),
+        (iter([]), "holds no batches, .*; an iterator can be read only once"),
+        (TensorDataset(torch.ones(2, 3)), "is a TensorDataset, must be a list of batches or a DataLoader"),
         ([{"x": torch.ones(2, 3)}, {"x": torch.ones(2, 4)}], "batches differ in length .x. and have no attention_mask"),
         ([{"x": torch.ones(2, 3)}, {"y": torch.ones(2, 3)}], "every batch must have the same tensors"),
         ([{"x": torch.ones(2), "y": torch.ones(3)}], "every tensor of a batch must have a row per example, here are x"),

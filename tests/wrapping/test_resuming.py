@@ -1,4 +1,4 @@
-"""Scores whose measurements are kept on disk, and go on after an interruption."""
+"""Long scorings: kept on disk, so that they go on after an interruption, and batches that do not fit."""
 
 import logging
 from collections import Counter
@@ -75,6 +75,22 @@ def test_a_damaged_file_is_set_aside_and_measured_again(tmp_path: Path, caplog: 
         assert scored(tmp_path, again := Counted()).equals(whole)
     assert sorted(again.calls.values()) == [1, 1, 1, 10]
     assert "set aside" in caplog.text
+
+
+def test_a_batch_that_does_not_fit_is_named_with_the_size_that_would() -> None:
+    class Large(Classifier):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> Any:
+            if len(input_ids) > limit:
+                raise torch.OutOfMemoryError
+            return super().forward(input_ids, attention_mask, labels)
+
+    limit = 4
+    heads = mhaprune.wrap(Large(), losses.classification, score=SPLIT)
+    with pytest.raises(ValueError, match=r"a batch of 6 examples of these .* memory of cpu, 3 would; give smaller"):
+        heads.score("ablation")
+    limit = 0
+    with pytest.raises(ValueError, match="of 6 examples of these does not fit .*, not even one would"):
+        heads.score("gate_output")
 
 
 def test_what_takes_no_second_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def test_a_config_that_would_build_another_model_is_not_taken() -> None:
 
 def test_even_counts_are_whole_and_divisible(llama: Heads) -> None:
     assert [len(m.kept) for m in llama.masks([0.5, 0.25, 8], "magnitude", even=True)] == [4, 2, 8]
-    with pytest.raises(ValueError, match=r"keep=3: leaves 1.5 of 4 in a block, must be a whole number that 1 divides"):
+    with pytest.raises(ValueError, match=r"keep=3: leaves 1.5 of 4 in a block, must be a whole number$"):
         llama.mask(3, "magnitude", even=True)
     with pytest.raises(ValueError, match=r"keep=0.25: leaves 1 of 4 in a block, must be a whole number that 2 divides"):
         llama.mask(0.25, "magnitude", even=True, divisible_by=2)
