@@ -19,6 +19,9 @@ from mhaprune.subject import Subject
 PASSES = 1
 """Number of forward passes over the split in a fit."""
 
+EPSILON = 1e-12
+"""The share of a mean square below which a variance in float64 is rounding."""
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -53,7 +56,9 @@ class Prediction:
         for block, products in sums.items():
             covariance_WW = products[:-1, :-1] / products[-1, -1] - means[block].outer(means[block])
             diagonal_W = covariance_WW.diagonal()  # a view
-            diagonal_W += ridge * diagonal_W.mean().clamp_min(torch.finfo(torch.float64).tiny)
+            # Outputs that are constant have a variance of rounding errors only, which may be below 0.
+            rounding = EPSILON * (products.diagonal()[:-1].mean() / products[-1, -1])
+            diagonal_W += (ridge * diagonal_W.mean()).clamp_min(rounding).clamp_min(torch.finfo(torch.float64).tiny)
             inverse_WHK = torch.linalg.inv(covariance_WW).unflatten(1, sizes[block])
             own_HKK = inverse_WHK.unflatten(0, sizes[block]).diagonal(dim1=0, dim2=2).movedim(-1, 0)
             maps[block] = inverse_WHK.transpose(0, 1) @ torch.linalg.inv(own_HKK)

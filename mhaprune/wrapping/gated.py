@@ -120,13 +120,21 @@ class GatedModel(ABC):
 
     def attention_maps(self, batch: Batch) -> dict[Block, AttentionMap]:
         """Return the attention weights. Raises ValueError if the model computes attention without showing them."""
-        batch, maps = self.placed(batch), {}
+        batch, maps, lengths = self.placed(batch), {}, dict[Block, int]()
+
+        def measured(name: Block, x: Tensor) -> None:
+            lengths[name] = head_by_head(x, self.by_name[name], len(batch)).shape[2]
+
         with torch.no_grad(), attention_weights(self.module, [block.path for block in self.blocks]) as seen:
-            self.run_gated(batch)
+            self.run_gated(batch, seen=measured)
         for name, block in self.by_name.items():
             weights = seen.get(block.path)
             if weights is None and block.heads:
                 raise ValueError(f"needs attention weights, which {block.path} does not show; leave it out")
+            if weights is not None and block.heads and weights.shape[::2] != (len(batch), lengths[name]):
+                raise ValueError(
+                    f"needs attention weights of whole examples, {block.path} computes them in parts; leave it out"
+                )
             queries_BT, keys_BU = self.mapped(batch, name, weights)
             if weights is None:
                 shape = (len(batch), 0, queries_BT.shape[1], keys_BU.shape[1])

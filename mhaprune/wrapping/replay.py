@@ -246,7 +246,9 @@ def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -
             if added or looks[0] == LOOKED_AT:
                 pending.remove(entry)
 
-    def leave(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    def leave(module: nn.Module, inputs: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor):  # a router that is a linear module may return a tuple
+            return output
         leaf = output.detach().requires_grad_()
         order.setdefault(paths[module], None)
         pending.append((paths[module], leaf, leaf.clone(), [0]))

@@ -98,9 +98,11 @@ def understand(
         try:
             found = discover(model, lambda one: run(one, first.arguments()))
         except Exception as error:
-            if not isinstance(error, Unsupported):
-                _check_call(model, first, run)  # the plain call, whose error says more
-            raise
+            if isinstance(error, Unsupported):
+                raise
+            _check_call(model, first, run)  # the plain call, whose error says more
+            reason = " ".join(str(error).split())[:200]
+            raise Unsupported(f"model: its gradients cannot be traced ({type(error).__name__}: {reason})") from error
     else:
         if not blocks:
             raise ValueError("blocks=[]: must name an attention layer, or be left out")
