@@ -82,6 +82,9 @@ def test_every_cell_of_your_own_model_runs(without: tuple[str, ...]) -> None:
     said = "".join(printed.values())
     assert said.count("24 heads in 3 blocks, all with an effect, all removable") == 2  # ours, and that of torch
     assert "must be one number per example" in said
+    left = re.search(r"\[(.*)\] heads of each layer came back", said)
+    assert left is not None
+    assert sum(map(int, left[1].split(","))) == 12
 
 
 @pytest.mark.slow
