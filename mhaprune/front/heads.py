@@ -306,7 +306,7 @@ class Heads(ModelWithData):
                 raise ValueError(f"fine_tune={wrong.pop()}: must be {', '.join(TUNED)}")
             recoveries.append(FineTune(**settings))
         try:
-            EquivalenceCheck(self.subject, self.splits.score).prove(mask)
+            self._equivalence.prove(mask)
         except ProofFailed:
             raise
         except Exception as error:  # of a model that may be anybody's, and that was not proved in `wrap`
@@ -392,6 +392,10 @@ class Heads(ModelWithData):
     def scoring(self) -> Scoring:
         """The scores on the *score* split. Each score is computed only once."""
         return Scoring(self.subject, self.splits.score, self.seed)
+
+    @cached_property
+    def _equivalence(self) -> EquivalenceCheck:
+        return EquivalenceCheck(self.subject, self.splits.score[:2])
 
     @cached_property
     def _lesson(self) -> RecoveryContext:
