@@ -82,8 +82,14 @@ class AttentionBlock:
     need not be given. `config.NAME` is for a layer that reads its sizes from its config."""
     columns: tuple[tuple[int, ...], ...] = ()
     """The input columns of W_O that read each head."""
-    gate: Rows | None = None
-    """The rows of a linear module that multiplies what the heads say, as gated attention has it."""
+    others: tuple[Rows, ...] = ()
+    """The rows of other linear modules that belong to each head, such as those of a gate or of a factor per head."""
+    numbers: tuple[tuple[str, int], ...] = ()
+    """The parameters and buffers that hold a number for each head, by their path in the model. Each is given with the
+    dimension of the heads, counted from the last, which is -1."""
+    inputs: tuple[tuple[int | str, int], ...] = ()
+    """The arguments of the attention module that hold a number for each head, such as a position bias, by their place
+    or name; each with the dimension of the heads."""
     of_kv: tuple[int, ...] = ()
     """For each query head, the number of the key-value head that it reads."""
     why_not: str = ""

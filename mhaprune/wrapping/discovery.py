@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours
 from mhaprune.wrapping.interception import Attend, AttentionCalls, attention_interface
+from mhaprune.wrapping.numbers import Followed, dimensions_of_heads
 from mhaprune.wrapping.removal import Cut
 from mhaprune.wrapping.replay import at_rest, is_linear, mapped, tensors_in
 
@@ -47,6 +48,10 @@ class _Found:
     out: nn.Module | None = None
     columns: tuple[tuple[int, ...], ...] = ()
     cross: bool = False
+    numbers: list[tuple[str, int]] = field(default_factory=list)
+    """See `AttentionBlock.numbers`."""
+    inputs: list[tuple[int | str, int]] = field(default_factory=list)
+    """See `AttentionBlock.inputs`."""
 
 
 def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[AttentionBlock]:
@@ -66,6 +71,8 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[Atte
             raise Unsupported(f"{path} ({type(found.module).__name__}): no linear module reads what its heads say")
         rows: dict[str, Any] = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
         facts: dict[str, Any] = {"columns": found.columns, "of_kv": found.of_kv, "cross": found.cross}
+        facts["others"] = tuple(rows.pop(name) for name in sorted({*rows} - {"query", "key", "value"}))
+        facts |= {"numbers": tuple(found.numbers), "inputs": tuple(found.inputs)}
         facts["why_not"] = next((f"its {n} is {r}" for n, r in found.rows.items() if isinstance(r, str)), "")
         facts["names"] = tuple(range(found.heads))
         block = AttentionBlock(path, trace.paths[found.out], found.heads, whole=True, **facts, **rows)
@@ -187,12 +194,17 @@ class _Trace:
         self.read: dict[str, Tensor] = {}
         """The last input of each linear module, by its path."""
         self.inside = False
+        self.followed = Followed()
+        self.given: dict[nn.Module, dict[int | str, Any]] = {}
+        """The arguments of the last call of each module, by place or name."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for module in self.model.modules():
-                handles = [module.register_forward_pre_hook(self._enter)]
+            for path, module in self.model.named_modules():
+                if not is_linear(module):
+                    self.followed.store(path, module, stack)
+                handles = [module.register_forward_pre_hook(self._enter, with_kwargs=True)]
                 if is_linear(module):
                     handles.append(module.register_forward_hook(self._leaf))
                 handles.append(module.register_forward_hook(self._leave))
@@ -202,11 +214,17 @@ class _Trace:
             stack.enter_context(AttentionCalls(self._of_call))
             yield
 
-    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _enter(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self.running.append(module)
-        if is_linear(module) and inputs:
-            self.read[self.paths[module]] = inputs[0]
-            self._reads(module, inputs[0])
+        if is_linear(module):
+            if inputs:
+                self.read[self.paths[module]] = inputs[0]
+                self._reads(module, inputs[0])
+            return None
+        given = self.followed.given
+        inputs, named = tuple(map(given, inputs)), {name: given(x) for name, x in named.items()}
+        self.given[module] = dict(enumerate(inputs)) | named
+        return inputs, named
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         self.running.pop()
@@ -223,6 +241,7 @@ class _Trace:
         self.inside = True
         out, *others = attend(query.detach(), key.detach(), value.detach())
         self.inside = False
+        self._find_numbers(found, out.transpose(1, 2))
         found.context, found.heads_last = out.detach().requires_grad_(), True  # (B, T, H, K)
         return (found.context, *others)
 
@@ -230,7 +249,9 @@ class _Trace:
         if self.inside or query.dim() != 4 or not self.running:
             return attend(query, key, value)
         found = self._begin(self.running[-1], query, key, value)
-        found.context = attend(query.detach(), key.detach(), value.detach()).detach().requires_grad_()  # (B, H, T, K)
+        out = attend(query.detach(), key.detach(), value.detach())
+        self._find_numbers(found, out)
+        found.context = out.detach().requires_grad_()  # (B, H, T, K)
         return found.context.clone()
 
     def _begin(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> _Found:
@@ -244,6 +265,31 @@ class _Trace:
         found.cross = len(made) == 3 and made[0] is not None and any(x is not made[0] for x in made)
         self.found.append(found)
         return found
+
+    def _find_numbers(self, found: _Found, context_BHTK: Tensor) -> None:
+        """Record the tensors of which each head reads a part of its own: parameters and buffers of the module, outputs
+        of linear modules in it, and its arguments."""
+        path, given = self.paths[found.module], self.given.get(found.module, {})
+        made = {rows.path for rows in found.rows.values() if isinstance(rows, Rows)}
+        heads = [(module, leaf) for module, leaf in self.leaves if self.paths[module] in made]
+        linear = [(self.paths[module], leaf) for module, leaf in self.leaves if self.paths[module] not in made]
+        known: list[tuple[Any, Any, Tensor]] = [
+            *((found.numbers, name, x) for name, x in self.followed.stored.items() if within(name, path)),
+            *(
+                (found.rows, name, leaf)
+                for name, leaf in linear
+                if within(name, path) and leaf.shape[-1] == found.heads
+            ),
+            *((found.inputs, key, x) for key, x in given.items() if isinstance(x, Tensor) and x.requires_grad),
+        ]
+        known = [each for each in known if found.heads in each[2].shape]
+        known = [each for each in known if each[0] is not found.inputs or not self._reached(each[2].sum(), heads)]
+        dims = dimensions_of_heads(context_BHTK, [x for *_, x in known])
+        for (where, name, _), dim in zip(known, dims, strict=True):
+            if dim is not None and where is found.rows:
+                where[name] = Rows(name, tuple((h,) for h in range(found.heads)))
+            elif dim is not None:
+                where.append((name, dim))
 
     def _source(self, heads: Tensor) -> Rows | str:
         """Return the linear module that made these heads, (B, heads, T, K), with the rows of each head; or the reason

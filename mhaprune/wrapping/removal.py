@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, weight_of
-from mhaprune.wrapping.reshaping import finish, store
+from mhaprune.wrapping.reshaping import finish, keep_numbers, store
 from mhaprune.wrapping.torch_nn import TorchAttention
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
@@ -69,7 +69,7 @@ class Cut:
         cut = cls(**noted)
         values = [value for each in cut.attributes.values() for value in each.values() if value is not None]
         numbers = [*values, *cut.shapes.values(), *cut.heads.values()]
-        if not all(isinstance(n, int) for each in numbers for n in (each if isinstance(each, list) else [each])):
+        if not all(isinstance(n, int | str) for each in numbers for n in (each if isinstance(each, list) else [each])):
             raise Unsupported("config.mhaprune: must hold numbers")
         return cut
 
@@ -200,10 +200,8 @@ def remove_heads(
             weight_of(out).data[:, : len(block.columns[0])] = 0
         cut.shapes[block.out] = list(out.weight.shape)
         attention: Any = model.get_submodule(block.path)
-        for name, weight in list(attention.named_parameters(recurse=False)):
-            if "sink" in name and weight.shape == (block.heads,):
-                setattr(attention, name, nn.Parameter(weight.detach()[stay], weight.requires_grad))
-                cut.shapes[f"{block.path}.{name}"] = [len(stay)]
+        for path, dim in () if _shares_its_bias(attention) else block.numbers:
+            cut.shapes[path] = list(keep_numbers(model, path, stay, dim).shape)
         cut.heads[block.path] = [block.names[h] for h in keep]
         cut.attributes[block.path] = _attributes(attention, block, stay)
     if cut.heads:
@@ -244,7 +242,7 @@ def _block_without(model: nn.Module, block: AttentionBlock, keep: Sequence[int],
         columns=neighbours(K * len(keep), len(keep)),
         of_kv=tuple(kv_left.index(block.of_kv[h]) for h in keep),
         query=moved(block.query, keep),
-        gate=block.gate and moved(block.gate, keep),
+        others=tuple(moved(rows, keep) for rows in block.others),
         key=moved(block.key, kv_left),
         value=moved(block.value, kv_left),
         silent=K * (len(stay) - len(keep)),
@@ -252,12 +250,12 @@ def _block_without(model: nn.Module, block: AttentionBlock, keep: Sequence[int],
 
 
 def _rows_to_drop(blocks: Sequence[tuple[AttentionBlock, Sequence[int]]]) -> dict[str, set[int]]:
-    """Return the rows that make queries, keys, values and gates of removed heads, by the path of the linear module."""
+    """Return the rows that belong to removed heads, by the path of the linear module."""
     drop: dict[str, set[int]] = {}
     for block, keep in blocks:
         kv_kept = {block.of_kv[h] for h in keep}
-        gate = [(block.gate, set(keep))] if block.gate else []
-        for rows, stays in ((block.query, set(keep)), (block.key, kv_kept), (block.value, kv_kept), *gate):
+        others = ((rows, set(keep)) for rows in block.others)
+        for rows, stays in ((block.query, set(keep)), (block.key, kv_kept), (block.value, kv_kept), *others):
             assert isinstance(rows, Rows)
             gone = {row for h, head in enumerate(rows.heads) if h not in stays for row in head}
             drop.setdefault(rows.path, set()).update(gone)
@@ -271,7 +269,8 @@ def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]
     kv_left = sorted(set(of_kv))
     attributes: dict[str, Any] = {}
     sizes = {H: len(keep), H * K: len(keep) * K}
-    for names, now in ((COUNTS, {H: len(keep)}), (WIDTHS, {H * K: len(keep) * K}), (block.counts, sizes)):
+    counts = [name for name in COUNTS if name != "n_heads" or not _shares_its_bias(attention)]
+    for names, now in ((counts, {H: len(keep)}), (WIDTHS, {H * K: len(keep) * K}), (block.counts, sizes)):
         attributes |= {name: now[value] for name in names if (value := _number(attention, name)) in now}
     for name in {"num_key_value_heads", *(each for each in block.counts if each.endswith("num_key_value_heads"))}:
         if _number(attention, name) == len(set(block.of_kv)):
@@ -282,12 +281,21 @@ def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]
         attributes["num_key_value_groups"] = group if even else 1
         if not even or getattr(attention, "kept_of_kv", None):  # None where an earlier removal was uneven
             attributes["kept_of_kv"] = None if even else [kv_left.index(g) for g in of_kv]
-    if hasattr(attention, "relative_attention_bias") or hasattr(attention, "has_relative_attention_bias"):
-        # The position bias stays that of all heads, and other layers cut theirs from it.
-        attributes.pop("n_heads", None)
+    if _shares_its_bias(attention):
         before = getattr(attention, "kept_heads", range(H))
         attributes["kept_heads"] = [before[h] for h in keep]
+    elif block.numbers or block.inputs or hasattr(attention, "kept_numbers"):
+        before = getattr(attention, "kept_numbers", range(H))
+        attributes["kept_numbers"] = [before[h] for h in keep]
+        if block.inputs:
+            attributes["inputs_of_heads"] = [each for pair in block.inputs for each in pair]
     return attributes
+
+
+def _shares_its_bias(attention: nn.Module) -> bool:
+    """Return whether an attention module makes a position bias for other layers too, as that of T5 does. The bias stays
+    that of all heads, and each layer takes its part of it."""
+    return hasattr(attention, "relative_attention_bias") or hasattr(attention, "has_relative_attention_bias")
 
 
 def _number(attention: nn.Module, name: str) -> int | None:

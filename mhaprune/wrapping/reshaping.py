@@ -8,8 +8,10 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 UNEVEN = ("mhaprune_uneven", "mhaprune_uneven_eager")
@@ -17,15 +19,16 @@ UNEVEN = ("mhaprune_uneven", "mhaprune_uneven_eager")
 
 
 def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give weights, by the path of their linear module or their own, these smaller shapes, in place, without filling
-    them."""
+    """Give weights, by the path of their linear module or their own, these smaller shapes, in place. Those of linear
+    modules are not filled."""
     for path, shape in shapes.items():
         owner, _, name = path.rpartition(".")
-        weight = getattr(model.get_submodule(owner), name)
-        if isinstance(weight, nn.Parameter):
-            setattr(model.get_submodule(owner), name, nn.Parameter(weight.new_empty(tuple(shape))))
+        module = getattr(model.get_submodule(owner), name)
+        if isinstance(module, Tensor):
+            dim = next(d for d, size in enumerate(shape) if size != module.shape[d])
+            kept = (values.get("kept_numbers") for of, values in attributes.items() if path.startswith(f"{of}."))
+            keep_numbers(model, path, next(filter(None, kept), range(shape[dim])), dim)
             continue
-        module = model.get_submodule(path)
         outputs = shape[0] if isinstance(module, nn.Linear) else shape[1]
         bias = None if module.bias is None else module.bias.new_empty(outputs)
         store(module, module.weight.new_empty(tuple(shape)), bias)
@@ -46,12 +49,34 @@ def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
             if not isinstance(getattr(owner, name, value), int | list | None):
                 raise ValueError(f"config.mhaprune: {path}.{name} counts no heads")
             setattr(owner, name, value)
+        if "inputs_of_heads" in values:
+            module.forward = partial(forward_with_kept_heads, module)
     if any("kept_of_kv" in values or "kept_heads" in values for values in attributes.values()):
         register()
         name = UNEVEN[not getattr(model, "_supports_sdpa", True)]
         model.set_attn_implementation(name)
         for module in owners:
             module.config._attn_implementation = name
+
+
+def keep_numbers(model: Any, path: str, heads: Sequence[int], dim: int) -> Tensor:
+    """Keep, in place, only the numbers of these heads in a parameter or buffer. Return what is left."""
+    owner, _, name = path.rpartition(".")
+    tensor = getattr(model.get_submodule(owner), name)
+    left = tensor.detach().index_select(dim, torch.tensor(heads, device=tensor.device))
+    if isinstance(tensor, nn.Parameter):
+        left = nn.Parameter(left, tensor.requires_grad)
+    setattr(model.get_submodule(owner), name, left)
+    return left
+
+
+def forward_with_kept_heads(module: Any, *arguments: Any, **named: Any) -> Any:
+    """Call an attention module with the kept heads of each argument that has numbers of all heads."""
+    given: dict[Any, Any] = {**dict(enumerate(arguments)), **named}
+    for key, dim in zip(module.inputs_of_heads[::2], module.inputs_of_heads[1::2], strict=True):
+        if isinstance(x := given.get(key), Tensor) and x.shape[dim] > 1:
+            given[key] = x.index_select(dim, torch.tensor(module.kept_numbers, device=x.device))
+    return type(module).forward(module, *(given.pop(n) for n in range(len(arguments))), **given)
 
 
 def store(module: Any, weight: Tensor, bias: Tensor | None) -> None:

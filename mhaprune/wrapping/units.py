@@ -102,7 +102,7 @@ def _wide(block: AttentionBlock, sets: Sequence[Sequence[int]]) -> AttentionBloc
         columns=tuple(tuple(column for h in each for column in block.columns[h]) for each in sets),
         of_kv=tuple(range(len(sets))),
         query=together(block.query, alone),
-        gate=together(block.gate, alone),
+        others=tuple(together(rows, alone) for rows in block.others),
         key=together(block.key, block.of_kv),
         value=together(block.value, block.of_kv),
     )

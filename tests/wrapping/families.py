@@ -79,6 +79,21 @@ FAMILIES = {
         "pair",
         generates=True,
     ),
+    "umt5": Family(
+        "UMT5Config",
+        "UMT5ForConditionalGeneration",
+        {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4}
+        | {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": None},
+        "pair",
+        generates=True,
+    ),
+    "swin": Family(
+        "SwinConfig",
+        "SwinModel",
+        {"image_size": 8, "patch_size": 2, "window_size": 2, "embed_dim": 16, "depths": [2], "num_heads": [4]},
+        "image",
+    ),
+    "beit": Family("BeitConfig", "BeitModel", {**IMAGES, "use_relative_position_bias": True}, "image"),
     "whisper": Family(
         "WhisperConfig",
         "WhisperForConditionalGeneration",
@@ -117,12 +132,15 @@ SINGLE = {
         "GPTBigCodeForCausalLM",
         {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "eos_token_id": None},
     ),
+    "mpt": Family(
+        "MptConfig", "MptForCausalLM", {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": 4, "n_layers": 2}
+    ),
     "mixtral": Family("MixtralConfig", "MixtralForCausalLM", GROUPED | EXPERTS),
     "llama4": Family("Llama4TextConfig", "Llama4ForCausalLM", GROUPED | EXPERTS | {"intermediate_size_mlp": 32}),
     "gpt_oss": Family("GptOssConfig", "GptOssForCausalLM", GROUPED | EXPERTS),
     "afmoe": Family("AfmoeConfig", "AfmoeForCausalLM", GROUPED | EXPERTS | {"num_experts": 4, "num_dense_layers": 1}),
 }
-"""Those that do not compute in float64, or that need a second look at their sizes."""
+"""Those without fused attention, or that do not compute in float64, or that need a second look at their sizes."""
 
 
 UNKNOWN = {

@@ -1,0 +1,61 @@
+"""Find the tensors of which each head reads a part of its own: position biases, slopes, factors.
+
+They are found by gradients: the output of head h depends on index h of one dimension, and on nothing else.
+
+Dimensions: B = batch, H = heads, T = queries, K = head_dim.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Followed:
+    """Tensors that are no outputs of linear modules and that gradients lead to during one call of a model."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, Tensor] = {}
+        """The parameters and buffers, by their path."""
+        self._given: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        """Arguments and their copies with a gradient, by identity and version."""
+
+    def store(self, path: str, module: nn.Module, stack: ExitStack) -> None:
+        """Follow the parameters and buffers of a module until the stack is closed."""
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if not tensor.is_floating_point():
+                continue
+            if isinstance(tensor, nn.Parameter):
+                stack.callback(tensor.requires_grad_, False)
+                tensor.requires_grad_()
+            else:
+                stack.callback(setattr, module, name, tensor)
+                tensor = tensor.detach().requires_grad_().clone()  # which the model may write to
+                setattr(module, name, tensor)
+            self.stored[f"{path}.{name}" if path else name] = tensor
+
+    def given(self, x: Any) -> Any:
+        """Return an argument of a module. A tensor that could have a dimension of heads is returned with a gradient."""
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 3 or x.requires_grad:
+            return x
+        return self._given.setdefault((id(x), x._version), (x, x.detach().requires_grad_().clone()))[1]
+
+
+def dimensions_of_heads(context_BHTK: Tensor, tensors: Sequence[Tensor]) -> list[int | None]:
+    """Return for each tensor the dimension of which each head reads its own index, counted from the last, which is -1.
+    It is None for other tensors."""
+    H = context_BHTK.shape[1]
+    places = [(n, dim) for n, x in enumerate(tensors) for dim in range(-x.dim(), 0) if x.shape[dim] == H]
+    if H < 2 or not places or not context_BHTK.requires_grad:
+        return [None] * len(tensors)
+    rows: list[Tensor] = []
+    for head in context_BHTK.unbind(1):
+        gradients = torch.autograd.grad(head.sum(), tensors, retain_graph=True, materialize_grads=True)
+        rows.append(torch.stack([gradients[n].movedim(dim, 0).reshape(H, -1).any(dim=1) for n, dim in places]))
+    found: list[int | None] = [None] * len(tensors)
+    for (n, dim), reads_HH in zip(places, torch.stack(rows, dim=1), strict=True):
+        if reads_HH.any() and torch.equal(reads_HH, reads_HH.diag().diag()):
+            found[n] = dim
+    return found
