@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, weight_of
-from mhaprune.wrapping.reshaping import finish, keep_numbers, store
+from mhaprune.wrapping.reshaping import finish, keep_numbers, pairs, store
 from mhaprune.wrapping.torch_nn import TorchAttention
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
@@ -186,10 +186,13 @@ def remove_heads(
             left.append(_block_without(model, block, keep, list(keep) or [0]))
             generic.append((block, list(keep)))
     staying = [(block, keep or [0]) for block, keep in generic]
+    widths: dict[str, tuple[int, int]] = {}
     for path, rows in _rows_to_drop(staying).items():
         module: Any = model.get_submodule(path)
-        resize(module, rows=[row for row in range(len(weight_of(module))) if row not in rows])
+        width = len(weight_of(module))
+        resize(module, rows=[row for row in range(width) if row not in rows])
         cut.shapes[path] = list(module.weight.shape)
+        widths[path] = (width, width - len(rows))
     for block, keep in generic:
         out: Any = model.get_submodule(block.out)
         stay = keep or [0]
@@ -204,6 +207,9 @@ def remove_heads(
             cut.shapes[path] = list(keep_numbers(model, path, stay, dim).shape)
         cut.heads[block.path] = [block.names[h] for h in keep]
         cut.attributes[block.path] = _attributes(attention, block, stay)
+        if block.as_written or hasattr(attention, "sizes_of_heads"):
+            made = [widths[rows.path] for rows in (block.query, block.key, block.value) if isinstance(rows, Rows)]
+            cut.attributes[block.path]["sizes_of_heads"] = _sizes(attention, block, stay, made)
     if cut.heads:
         cut.noted(model)
     return model, left
@@ -268,13 +274,15 @@ def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]
     of_kv = [block.of_kv[h] for h in keep]
     kv_left = sorted(set(of_kv))
     attributes: dict[str, Any] = {}
-    sizes = {H: len(keep), H * K: len(keep) * K}
+    heads, width = {H: len(keep)}, {H * K: len(keep) * K}
     counts = [name for name in COUNTS if name != "n_heads" or not _shares_its_bias(attention)]
-    for names, now in ((counts, {H: len(keep)}), (WIDTHS, {H * K: len(keep) * K}), (block.counts, sizes)):
+    for names, now in ((counts, heads), (WIDTHS, width), (block.counts, heads | width)):
         attributes |= {name: now[value] for name in names if (value := _number(attention, name)) in now}
     for name in {"num_key_value_heads", *(each for each in block.counts if each.endswith("num_key_value_heads"))}:
         if _number(attention, name) == len(set(block.of_kv)):
             attributes[name] = len(kv_left)
+    if block.as_written:
+        attributes = {}
     if hasattr(attention, "num_key_value_groups"):
         group = len(of_kv) // len(kv_left)
         even = of_kv == [g for g in kv_left for _ in range(group)]
@@ -290,6 +298,20 @@ def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]
         if block.inputs:
             attributes["inputs_of_heads"] = [each for pair in block.inputs for each in pair]
     return attributes
+
+
+def _sizes(
+    attention: nn.Module, block: AttentionBlock, keep: Sequence[int], made: Sequence[tuple[int, int]]
+) -> list[int]:
+    """Return the sizes that the code of an attention module names, each followed by the one that is left.
+
+    `made` holds the widths of its linear modules before and after the removal.
+    """
+    H, G, K = block.heads, len(set(block.of_kv)), block.head_dim
+    left = len({block.of_kv[h] for h in keep})
+    now = {H: len(keep), G: left, H * K: len(keep) * K, G * K: left * K} | dict(made)
+    named = dict(pairs(getattr(attention, "sizes_of_heads", ()))) or {size: size for size in now}
+    return [size for name, before in named.items() for size in (name, now[before])]
 
 
 def _shares_its_bias(attention: nn.Module) -> bool:

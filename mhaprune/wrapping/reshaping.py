@@ -6,16 +6,22 @@ This file imports nothing of mhaprune. A copy of it lies in saved folders, so th
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 UNEVEN = ("mhaprune_uneven", "mhaprune_uneven_eager")
 """The names of the attention for layers that lost heads unevenly: fused, and for models that have no fused one."""
+
+VIEWS = {Tensor.view, Tensor.reshape, torch.reshape}
+SPLITS = {Tensor.split, torch.split}
 
 
 def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[str, Mapping[str, Any]]) -> None:
@@ -49,8 +55,9 @@ def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
             if not isinstance(getattr(owner, name, value), int | list | None):
                 raise ValueError(f"config.mhaprune: {path}.{name} counts no heads")
             setattr(owner, name, value)
-        if "inputs_of_heads" in values:
-            module.forward = partial(forward_with_kept_heads, module)
+        if "inputs_of_heads" in values or "sizes_of_heads" in values:
+            sizes = getattr(module, "sizes_of_heads", None)
+            module.forward = partial(forward_of_fewer_heads, module, sizes and Sizes(dict(pairs(sizes))))
     if any("kept_of_kv" in values or "kept_heads" in values for values in attributes.values()):
         register()
         name = UNEVEN[not getattr(model, "_supports_sdpa", True)]
@@ -70,13 +77,73 @@ def keep_numbers(model: Any, path: str, heads: Sequence[int], dim: int) -> Tenso
     return left
 
 
-def forward_with_kept_heads(module: Any, *arguments: Any, **named: Any) -> Any:
-    """Call an attention module with the kept heads of each argument that has numbers of all heads."""
-    given: dict[Any, Any] = {**dict(enumerate(arguments)), **named}
-    for key, dim in zip(module.inputs_of_heads[::2], module.inputs_of_heads[1::2], strict=True):
-        if isinstance(x := given.get(key), Tensor) and x.shape[dim] > 1:
-            given[key] = x.index_select(dim, torch.tensor(module.kept_numbers, device=x.device))
-    return type(module).forward(module, *(given.pop(n) for n in range(len(arguments))), **given)
+def forward_of_fewer_heads(module: Any, sizes: Sizes | None, *arguments: Any, **named: Any) -> Any:
+    """Call an attention module that was written for all heads, with the kept heads of its arguments and with the sizes
+    that are left."""
+    if hasattr(module, "inputs_of_heads"):
+        given: dict[Any, Any] = {**dict(enumerate(arguments)), **named}
+        for key, dim in pairs(module.inputs_of_heads):
+            if isinstance(x := given.get(key), Tensor) and x.shape[dim] > 1:
+                given[key] = x.index_select(dim, torch.tensor(module.kept_numbers, device=x.device))
+        arguments, named = tuple(given.pop(n) for n in range(len(arguments))), given
+    with sizes or nullcontext():
+        return type(module).forward(module, *arguments, **named)
+
+
+def pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return the pairs of a list of first, second, first, second, ..."""
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+class Sizes(TorchFunctionMode):
+    """A mode of torch in which code that names the sizes of all heads gets those of the kept ones.
+
+    `now` holds the present number of heads, and the present widths, by the ones that the code names. Translated are
+    views that split a width into heads or join heads to a width, and splits of a width.
+    """
+
+    def __init__(self, now: Mapping[int, int]) -> None:
+        super().__init__()
+        self.now = now
+        self.before = {new: [old for old in now if now[old] == new] for new in now.values()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in VIEWS and len(args) > 1 and not isinstance(args[1], torch.dtype):
+            sizes = args[1] if isinstance(args[1], tuple | list) else args[1:]
+            args = (args[0], self._viewed(args[0].shape, sizes))
+        elif func in SPLITS and len(args) > 1:
+            x, size, *dim = args
+            args = (x, self._split(x.shape[dim[0] if dim else (kwargs or {}).get("dim", 0)], size), *dim)
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _viewed(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
+        if len(shape) > 1 and sizes and whole(shape[-1], sizes[-1]):
+            if shape[-1] in self.before:
+                sizes = self._in_heads(shape, sizes)
+            if sizes[-1] in self.now and whole(shape[-2]) and self.now[sizes[-1]] == shape[-2] * shape[-1]:
+                return [*sizes[:-1], shape[-2] * shape[-1]]
+        return sizes
+
+    def _in_heads(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
+        width, lead, tail = shape[-1], sizes[: len(shape) - 1], sizes[len(shape) - 1 :]
+        for old in self.before[width] if whole(*tail) else ():
+            parts = [old // -math.prod(tail) if each == -1 else each for each in tail]
+            if math.prod(parts) == old and all(a in (-1, b) for a, b in zip(lead, shape[:-1], strict=True)):
+                for n in range(len(parts) - 1, -1, -1):
+                    if self.now.get(parts[n], 0) * old == parts[n] * width:
+                        return [*lead, *parts[:n], self.now[parts[n]], *parts[n + 1 :]]
+        return sizes
+
+    def _split(self, width: Any, size: Any) -> Any:
+        parts = size if isinstance(size, tuple | list) else [size]
+        if whole(width, *parts) and any(old % sum(parts) == 0 for old in self.before.get(width, ())):
+            parts = [self.now.get(each, each) for each in parts]
+        return list(parts) if isinstance(size, tuple | list) else parts[0]
+
+
+def whole(*sizes: Any) -> bool:
+    """Return whether all sizes are numbers, and none a symbol of an export."""
+    return {*map(type, sizes)} <= {int}
 
 
 def store(module: Any, weight: Tensor, bias: Tensor | None) -> None:

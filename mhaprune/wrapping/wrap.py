@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +122,13 @@ def understand(
     if drifts:
         splits = {name: with_dense(subject, split, drifts[0]) for name, split in splits.items()}
     proven = run_proofs(subject, splits["score"][:2], prove)
-    for words in MORE_COUNTS if proven.why_not and not any(block.why_not for block in found) else ():
-        counted = subject.changed(blocks=tuple(with_more_counts(model, block, words) for block in found))
-        again = run_proofs(counted, splits["score"][:2], prove)
+    looks = [[with_more_counts(model, block, words) for block in found] for words in MORE_COUNTS]
+    looks.append([replace(block, as_written=True) for block in found])
+    for look in looks if proven.why_not and not any(block.why_not for block in found) else ():
+        looked = subject.changed(blocks=tuple(look))
+        again = run_proofs(looked, splits["score"][:2], prove)
         if not again.why_not:
-            subject, proven = counted, again
+            subject, proven = looked, again
             break
     subject = subject.changed(without_effect=frozenset(proven.without_effect), workers=workers, cache=kept)
     return ModelWithData(subject, Splits(**splits), name_of(quality), proven, seed, tuple(unseen(model, found)))
