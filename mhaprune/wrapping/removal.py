@@ -207,7 +207,7 @@ def remove_heads(
             cut.shapes[path] = list(keep_numbers(model, path, stay, dim).shape)
         cut.heads[block.path] = [block.names[h] for h in keep]
         cut.attributes[block.path] = _attributes(attention, block, stay)
-        if block.as_written or hasattr(attention, "sizes_of_heads"):
+        if block.as_written:
             made = [widths[rows.path] for rows in (block.query, block.key, block.value) if isinstance(rows, Rows)]
             cut.attributes[block.path]["sizes_of_heads"] = _sizes(attention, block, stay, made)
     if cut.heads:
