@@ -98,9 +98,10 @@ class AttentionBlock:
     """True for cross-attention: queries and keys come from two inputs, each with its own padding."""
     names: tuple[int, ...] = ()
     """The number of each head in the model before any removal."""
+    translated: bool = False
+    """True if the sizes that the code of the module names must be translated in each call, see `Sizes`."""
     as_written: bool = False
-    """True if a removal leaves the attributes of the module as they are. Then the sizes that its code names are
-    translated in each call, see `Sizes`."""
+    """True if a removal leaves the attributes of the module as they are."""
     silent: int = 0
     """The number of input columns of W_O, from the first on, that belong to a silent head: one that had to stay in a
     layer without heads. These columns are zero, and stay zero in training."""

@@ -241,16 +241,19 @@ class _Trace:
         self.inside = True
         out, *others = attend(query.detach(), key.detach(), value.detach())
         self.inside = False
-        self._find_numbers(found, out.transpose(1, 2))
+        self._find_numbers(found, [out.transpose(1, 2), query, key, value])
         found.context, found.heads_last = out.detach().requires_grad_(), True  # (B, T, H, K)
         return (found.context, *others)
 
     def _of_call(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
+        if query.dim() == 3 and len(query) > 1:  # of one example, so that only heads are in this dimension
+            query, key, value = (x.unsqueeze(0) for x in (query, key, value))
+            return self._of_call(lambda *each: attend(*(x[0] for x in each))[None], query, key, value, options)[0]
         if self.inside or query.dim() != 4 or not self.running:
             return attend(query, key, value)
         found = self._begin(self.running[-1], query, key, value)
         out = attend(query.detach(), key.detach(), value.detach())
-        self._find_numbers(found, out)
+        self._find_numbers(found, [out, query, key, value])
         found.context = out.detach().requires_grad_()  # (B, H, T, K)
         return found.context.clone()
 
@@ -266,29 +269,24 @@ class _Trace:
         self.found.append(found)
         return found
 
-    def _find_numbers(self, found: _Found, context_BHTK: Tensor) -> None:
+    def _find_numbers(self, found: _Found, computed: Sequence[Tensor]) -> None:
         """Record the tensors of which each head reads a part of its own: parameters and buffers of the module, outputs
         of linear modules in it, and its arguments."""
-        path, given = self.paths[found.module], self.given.get(found.module, {})
+        H, path, given = found.heads, self.paths[found.module], self.given.get(found.module, {})
         made = {rows.path for rows in found.rows.values() if isinstance(rows, Rows)}
+        leaves = [(self.paths[module], leaf) for module, leaf in self.leaves if within(self.paths[module], path)]
         heads = [(module, leaf) for module, leaf in self.leaves if self.paths[module] in made]
-        linear = [(self.paths[module], leaf) for module, leaf in self.leaves if self.paths[module] not in made]
+        inputs = ((key, x) for key, x in given.items() if isinstance(x, Tensor) and x.requires_grad and H in x.shape)
         known: list[tuple[Any, Any, Tensor]] = [
             *((found.numbers, name, x) for name, x in self.followed.stored.items() if within(name, path)),
-            *(
-                (found.rows, name, leaf)
-                for name, leaf in linear
-                if within(name, path) and leaf.shape[-1] == found.heads
-            ),
-            *((found.inputs, key, x) for key, x in given.items() if isinstance(x, Tensor) and x.requires_grad),
+            *((found.rows, name, leaf) for name, leaf in leaves if name not in made),
+            *((found.inputs, key, x) for key, x in inputs if not self._reached(x.sum(), heads)),
         ]
-        known = [each for each in known if found.heads in each[2].shape]
-        known = [each for each in known if each[0] is not found.inputs or not self._reached(each[2].sum(), heads)]
-        dims = dimensions_of_heads(context_BHTK, [x for *_, x in known])
-        for (where, name, _), dim in zip(known, dims, strict=True):
-            if dim is not None and where is found.rows:
-                where[name] = Rows(name, tuple((h,) for h in range(found.heads)))
-            elif dim is not None:
+        dims = dimensions_of_heads(computed, [x for *_, x in known])
+        for (where, name, x), dim in zip(known, dims, strict=True):
+            if where is found.rows and dim == -1:
+                where[name] = Rows(name, neighbours(x.shape[-1], H))
+            elif dim is not None and (where is found.numbers or (where is found.inputs and x.shape[dim] == H)):
                 where.append((name, dim))
 
     def _source(self, heads: Tensor) -> Rows | str:

@@ -18,6 +18,8 @@ Attend = Callable[[Tensor, Tensor, Tensor], Any]
 """The original attention, as a function of query, key and value."""
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+FLAT = (torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm)
+"""Matrix products with one dimension for examples and heads; some add them to something else."""
 
 
 class AttentionCalls(TorchFunctionMode):
@@ -25,15 +27,15 @@ class AttentionCalls(TorchFunctionMode):
 
     `attend` is the original function, query is (B, H, T, K). Attention is a call of `F.scaled_dot_product_attention`,
     or two matrix products: the first becomes weights that sum to 1, the second multiplies them with the values. In the
-    second form `options` holds the weights.
+    second form `options` holds the weights, and query may be (B·H, T, K).
     """
 
     def __init__(self, through: Callable[[Attend, Tensor, Tensor, Tensor, dict[str, Any]], Any]) -> None:
         super().__init__()
         self.through = through
-        self.products: dict[torch.Size, tuple[Tensor, Tensor]] = {}
-        """The two factors of each recent matrix product, by the shape of the product. If the product becomes attention
-        weights, its factors are queries and keys."""
+        self.products: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        """The two factors of each recent matrix product, by its size and last two dimensions. If the product becomes
+        attention weights, its factors are queries and keys."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -41,15 +43,21 @@ class AttentionCalls(TorchFunctionMode):
             given = dict(zip(NAMES, args, strict=False)) | kwargs
             query, key, value = (given.pop(name) for name in NAMES[:3])
             return self.through(lambda q, k, v: func(q, k, v, **given), query, key, value, given)
-        if func not in PRODUCTS or not all(isinstance(x, Tensor) and x.dim() == 4 for x in args):
+        factors = [*args, *(kwargs[name] for name in ("batch1", "batch2") if name in kwargs)][-2:]
+        of_heads = func in FLAT or (func in PRODUCTS and all(isinstance(x, Tensor) and x.dim() == 4 for x in args))
+        if not of_heads or len(factors) < 2:
             return func(*args, **kwargs)
-        first, second = args
-        if first.shape in self.products and _are_weights(first):
-            query, key = self.products.pop(first.shape)
+        first, second = factors
+        if len(args) == 2 and (size := _size(first)) in self.products and _are_weights(first):
+            query, key = (x.reshape(*first.shape[:-2], *x.shape[-2:]) for x in self.products.pop(size))
             return self.through(lambda q, k, v: func(first, v), query, key, second, {"weights": first})
-        product = func(first, second)
-        self.products[product.shape] = first, second.mT
+        product = func(*args, **kwargs)
+        self.products[_size(product)] = first, second.mT
         return product
+
+
+def _size(product: Tensor) -> tuple[int, ...]:
+    return product.numel(), *product.shape[-2:]
 
 
 def _are_weights(scores: Tensor) -> bool:

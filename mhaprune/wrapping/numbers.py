@@ -25,7 +25,7 @@ class Followed:
     def store(self, path: str, module: nn.Module, stack: ExitStack) -> None:
         """Follow the parameters and buffers of a module until the stack is closed."""
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            if not tensor.is_floating_point():
+            if not tensor.is_floating_point() or hasattr(module, "running_mean"):  # of a norm over the batch
                 continue
             if isinstance(tensor, nn.Parameter):
                 stack.callback(tensor.requires_grad_, False)
@@ -43,16 +43,21 @@ class Followed:
         return self._given.setdefault((id(x), x._version), (x, x.detach().requires_grad_().clone()))[1]
 
 
-def dimensions_of_heads(context_BHTK: Tensor, tensors: Sequence[Tensor]) -> list[int | None]:
-    """Return for each tensor the dimension of which each head reads its own index, counted from the last, which is -1.
-    It is None for other tensors."""
-    H = context_BHTK.shape[1]
-    places = [(n, dim) for n, x in enumerate(tensors) for dim in range(-x.dim(), 0) if x.shape[dim] == H]
-    if H < 2 or not places or not context_BHTK.requires_grad:
+def dimensions_of_heads(computed: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[int | None]:
+    """Return for each tensor the dimension of which each head reads a part of its own, all parts equal and side by
+    side. It is counted from the last, which is -1; None for other tensors.
+
+    `computed` holds what each head computes, all (B, H, T, K), such as queries and outputs.
+    """
+    H = computed[0].shape[1]
+    computed = [x for x in computed if x.shape[1] == H and x.requires_grad]
+    places = [(n, dim) for n, x in enumerate(tensors) for dim in range(-x.dim(), 0) if x.shape[dim] % H == 0]
+    if H < 2 or not places or not computed:
         return [None] * len(tensors)
     rows: list[Tensor] = []
-    for head in context_BHTK.unbind(1):
-        gradients = torch.autograd.grad(head.sum(), tensors, retain_graph=True, materialize_grads=True)
+    for h in range(H):
+        of_head = torch.stack([x[:, h].sum() for x in computed]).sum()
+        gradients = torch.autograd.grad(of_head, tensors, retain_graph=True, materialize_grads=True)
         rows.append(torch.stack([gradients[n].movedim(dim, 0).reshape(H, -1).any(dim=1) for n, dim in places]))
     found: list[int | None] = [None] * len(tensors)
     for (n, dim), reads_HH in zip(places, torch.stack(rows, dim=1), strict=True):

@@ -204,10 +204,10 @@ def remove_heads(
         cut.shapes[block.out] = list(out.weight.shape)
         attention: Any = model.get_submodule(block.path)
         for path, dim in () if _shares_its_bias(attention) else block.numbers:
-            cut.shapes[path] = list(keep_numbers(model, path, stay, dim).shape)
+            cut.shapes[path] = list(keep_numbers(model, path, stay, dim, block.heads).shape)
         cut.heads[block.path] = [block.names[h] for h in keep]
         cut.attributes[block.path] = _attributes(attention, block, stay)
-        if block.as_written:
+        if block.translated:
             made = [widths[rows.path] for rows in (block.query, block.key, block.value) if isinstance(rows, Rows)]
             cut.attributes[block.path]["sizes_of_heads"] = _sizes(attention, block, stay, made)
     if cut.heads:
@@ -297,6 +297,7 @@ def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]
         attributes["kept_numbers"] = [before[h] for h in keep]
         if block.inputs:
             attributes["inputs_of_heads"] = [each for pair in block.inputs for each in pair]
+            attributes["all_heads"] = H
     return attributes
 
 

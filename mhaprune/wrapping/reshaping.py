@@ -33,7 +33,8 @@ def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[
         if isinstance(module, Tensor):
             dim = next(d for d, size in enumerate(shape) if size != module.shape[d])
             kept = (values.get("kept_numbers") for of, values in attributes.items() if path.startswith(f"{of}."))
-            keep_numbers(model, path, next(filter(None, kept), range(shape[dim])), dim)
+            heads = next(filter(None, kept), range(shape[dim]))
+            keep_numbers(model, path, heads, dim, module.shape[dim] * len(heads) // shape[dim])
             continue
         outputs = shape[0] if isinstance(module, nn.Linear) else shape[1]
         bias = None if module.bias is None else module.bias.new_empty(outputs)
@@ -66,11 +67,13 @@ def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
             module.config._attn_implementation = name
 
 
-def keep_numbers(model: Any, path: str, heads: Sequence[int], dim: int) -> Tensor:
-    """Keep, in place, only the numbers of these heads in a parameter or buffer. Return what is left."""
+def keep_numbers(model: Any, path: str, kept: Sequence[int], dim: int, heads: int) -> Tensor:
+    """Keep, in place, only the numbers of the `kept` ones of so many heads in a parameter or buffer. Return what is
+    left."""
     owner, _, name = path.rpartition(".")
     tensor = getattr(model.get_submodule(owner), name)
-    left = tensor.detach().index_select(dim, torch.tensor(heads, device=tensor.device))
+    places = torch.arange(tensor.shape[dim], device=tensor.device).unflatten(0, (heads, -1))
+    left = tensor.detach().index_select(dim, places[list(kept)].flatten())
     if isinstance(tensor, nn.Parameter):
         left = nn.Parameter(left, tensor.requires_grad)
     setattr(model.get_submodule(owner), name, left)
@@ -83,8 +86,10 @@ def forward_of_fewer_heads(module: Any, sizes: Sizes | None, *arguments: Any, **
     if hasattr(module, "inputs_of_heads"):
         given: dict[Any, Any] = {**dict(enumerate(arguments)), **named}
         for key, dim in pairs(module.inputs_of_heads):
-            if isinstance(x := given.get(key), Tensor) and x.shape[dim] > 1:
-                given[key] = x.index_select(dim, torch.tensor(module.kept_numbers, device=x.device))
+            if isinstance(x := given.get(key), Tensor) and x.shape[dim] % module.all_heads == 0:
+                heads = torch.tensor(module.kept_numbers, device=x.device)
+                by_head = x.unflatten(dim, (-1, module.all_heads))  # examples and heads may share the dimension
+                given[key] = by_head.index_select(dim, heads).flatten(dim - 1, dim)
         arguments, named = tuple(given.pop(n) for n in range(len(arguments))), given
     with sizes or nullcontext():
         return type(module).forward(module, *arguments, **named)
@@ -120,8 +125,8 @@ class Sizes(TorchFunctionMode):
         if len(shape) > 1 and sizes and whole(shape[-1], sizes[-1]):
             if shape[-1] in self.before:
                 sizes = self._in_heads(shape, sizes)
-            if sizes[-1] in self.now and whole(shape[-2]) and self.now[sizes[-1]] == shape[-2] * shape[-1]:
-                return [*sizes[:-1], shape[-2] * shape[-1]]
+            if (new := self.now.get(sizes[-1])) and new * math.prod(sizes[:-1]) == math.prod(shape):
+                return [*sizes[:-1], new]
         return sizes
 
     def _in_heads(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:

@@ -123,7 +123,7 @@ def understand(
         splits = {name: with_dense(subject, split, drifts[0]) for name, split in splits.items()}
     proven = run_proofs(subject, splits["score"][:2], prove)
     looks = [[with_more_counts(model, block, words) for block in found] for words in MORE_COUNTS]
-    looks.append([replace(block, as_written=True) for block in found])
+    looks += [[replace(block, translated=True, as_written=left) for block in found] for left in (True, False)]
     for look in looks if proven.why_not and not any(block.why_not for block in found) else ():
         looked = subject.changed(blocks=tuple(look))
         again = run_proofs(looked, splits["score"][:2], prove)

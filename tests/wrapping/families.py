@@ -122,6 +122,7 @@ GATES_ONLY = {
 }
 """Those whose heads can be gated and not removed."""
 
+RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 8}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
 SINGLE = {
     "phi3": Family("Phi3Config", "Phi3ForCausalLM", GROUPED),
@@ -135,6 +136,14 @@ SINGLE = {
     "mpt": Family(
         "MptConfig", "MptForCausalLM", {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": 4, "n_layers": 2}
     ),
+    "bloom": Family("BloomConfig", "BloomForCausalLM", {**SMALL, "n_layer": 2, "n_head": 4}),
+    "xglm": Family(
+        "XGLMConfig",
+        "XGLMForCausalLM",
+        {"vocab_size": VOCABULARY, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 32},
+    ),
+    "deberta": Family("DebertaConfig", "DebertaForSequenceClassification", TEXT | RELATIVE),
+    "deberta_v2": Family("DebertaV2Config", "DebertaV2ForSequenceClassification", TEXT | RELATIVE),
     "mixtral": Family("MixtralConfig", "MixtralForCausalLM", GROUPED | EXPERTS),
     "llama4": Family("Llama4TextConfig", "Llama4ForCausalLM", GROUPED | EXPERTS | {"intermediate_size_mlp": 32}),
     "gpt_oss": Family("GptOssConfig", "GptOssForCausalLM", GROUPED | EXPERTS),
@@ -144,17 +153,10 @@ SINGLE = {
 
 
 UNKNOWN = {
-    "bloom": Family(
-        "BloomConfig",
-        "BloomForCausalLM",
-        {**SMALL, "n_layer": 2, "n_head": 4},
-        why_not='AttentionBlock(path, out="dense", heads=4) for path in'
-        ' ["transformer.h.0.self_attention", "transformer.h.1.self_attention"]',
-    ),
-    "deberta": Family(
-        "DebertaV2Config",
-        "DebertaV2Model",
-        TEXT,
+    "longformer": Family(
+        "LongformerConfig",
+        "LongformerModel",
+        {**TEXT, "attention_window": [4, 4]},
         why_not='AttentionBlock(path, out="output.dense", heads=4) for path in'
         ' ["encoder.layer.0.attention", "encoder.layer.1.attention"]',
     ),

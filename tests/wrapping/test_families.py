@@ -120,9 +120,10 @@ def test_removed_is_masked_by_hooks_of_ones_own_and_a_folder_brings_it_back(name
     masked = model(**batch).logits
     torch.testing.assert_close(removed, masked, rtol=1e-4, atol=1e-4 * float(masked.abs().max()))
     how: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "input_ids": batch["input_ids"][1:]}
-    assert torch.equal(*(small.generate(**how, use_cache=flag) for flag in (True, False)))
+    if small.can_generate():
+        assert torch.equal(*(small.generate(**how, use_cache=flag) for flag in (True, False)))
     mhaprune.save(small, tmp_path / name)
-    assert torch.equal(mhaprune.load(tmp_path / name)(**batch).logits, removed)
+    torch.testing.assert_close(mhaprune.load(tmp_path / name)(**batch).logits, removed, rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
