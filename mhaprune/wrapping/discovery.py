@@ -60,9 +60,15 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[Atte
     Attention is found if it calls `F.scaled_dot_product_attention` or the attention interface of transformers, if it is
     two matrix products with a softmax between them, or if it is a `MultiHeadAttention`.
     """
-    trace = _Trace(model)
-    with torch.enable_grad(), at_rest(model), trace.watching():
-        call(model)
+    for numbers in (True, False):
+        trace = _Trace(model)
+        try:
+            with torch.enable_grad(), at_rest(model), trace.watching(numbers):
+                call(model)
+            break
+        except RuntimeError:  # of code that takes no gradients with respect to its own tensors
+            if not numbers:
+                raise
     blocks: dict[str, AttentionBlock] = {}
     noted = Cut.of(model) or Cut()
     for found in trace.found:
@@ -199,10 +205,10 @@ class _Trace:
         """The arguments of the last call of each module, by place or name."""
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self, numbers: bool = True) -> Iterator[None]:
         with ExitStack() as stack:
             for path, module in self.model.named_modules():
-                if not is_linear(module):
+                if numbers and not is_linear(module):
                     self.followed.store(path, module, stack)
                 handles = [module.register_forward_pre_hook(self._enter, with_kwargs=True)]
                 if is_linear(module):

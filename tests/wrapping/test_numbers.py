@@ -106,6 +106,30 @@ def test_a_search_for_numbers_leaves_the_model_as_it_was(heads: Heads) -> None:
     assert [block.inputs for block in heads.subject.blocks] == [((1, -3),)] * 2
 
 
+class Counting(Net):
+    """A net with a norm over the batch, and with a parameter that it writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.calls = nn.BatchNorm1d(D), nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x.mT).mT)
+
+
+class Writing(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_tensors_that_take_no_gradients_are_no_obstacle() -> None:
+    x = torch.randn(3, T, D)
+    assert repr(mhaprune.wrap(Counting().eval(), mhaprune.losses.drift, score=[x])).endswith("all removable")
+    heads = mhaprune.wrap(Writing().eval(), mhaprune.losses.drift, score=[x])
+    assert "8 heads in 2 blocks, all with an effect, none removable: a model with heads removed does not" in repr(heads)
+
+
 def test_a_tensor_that_all_heads_read_has_no_dimension_of_heads() -> None:
     of_heads, of_positions, of_both = (torch.rand(shape).requires_grad_() for shape in ((H, 1, 1), (T, 1), (H, T, 1)))
     context = (of_heads * of_positions * of_both).expand(2, H, T, 3)
