@@ -96,6 +96,38 @@ def test_removed_is_masked_once_and_twice_also_as_a_copy_from_a_file_compiled_an
     assert [layer.forget.out_features for layer in again.layers] == [1, 1]
 
 
+class Core(nn.Module):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return torch.bmm(torch.baddbmm(query.new_zeros(1), query, key.mT).softmax(dim=-1), value)
+
+
+class Flat(nn.Module):
+    """Attention in a module of its own, whose inputs have one dimension for examples and heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made, self.core, self.out = nn.Linear(D, 3 * D), Core(), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.made(x).unflatten(-1, (3, -1, D // H)).transpose(1, 3).flatten(0, 1).unbind(1)
+        out: Tensor = self.out(self.core(*parts).unflatten(0, (len(x), -1)).transpose(1, 2).flatten(2))
+        return out
+
+
+@torch.no_grad()
+def test_heads_that_share_a_dimension_with_the_examples_are_found_and_removed() -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(Flat(), Flat()).eval()
+    small: Any = mhaprune.wrap(model, mhaprune.losses.drift, score=[torch.randn(2, T, D)]).prune(
+        mask={0: [1], 1: [0, 3]}
+    )
+    for layer, columns in zip(model, (range(4, 8), (*range(4), *range(12, 16))), strict=True):
+        layer.out.register_forward_pre_hook(lambda m, x, c=columns: (x[0].index_fill(-1, torch.tensor([*c]), 0.0),))
+    for examples in (1, H, 2 * H):
+        x = torch.randn(examples, T, D)
+        torch.testing.assert_close(small(x), model(x), rtol=1e-5, atol=1e-6)
+
+
 def test_a_search_for_numbers_leaves_the_model_as_it_was(heads: Heads) -> None:
     model: Any = heads.subject.module
     assert all(parameter.requires_grad for parameter in model.parameters())
