@@ -15,7 +15,9 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours
@@ -217,6 +219,7 @@ class _Trace:
                 for handle in handles:
                     stack.callback(handle.remove)
             stack.enter_context(attention_interface(self._of_interface))
+            stack.enter_context(_WeightsInUse(self))
             stack.enter_context(AttentionCalls(self._of_call))
             yield
 
@@ -374,3 +377,25 @@ class _Trace:
                 " they cannot be gated one by one (a norm over all heads, or a W_O that is no linear module?)"
             )
         return tuple(map(tuple, of_head))
+
+
+class _WeightsInUse(TorchFunctionMode):
+    """A mode of torch in which a linear module is seen also if its weight is handed to `F.linear`, as with a joint
+    bias of parts."""
+
+    def __init__(self, trace: _Trace) -> None:
+        super().__init__()
+        self.trace = trace
+        self.modules: dict[Any, nn.Module] = {
+            module.weight: module for module in trace.paths if isinstance(module, nn.Linear)
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {}) if func is F.linear else {}
+        module = self.modules.get(given.get("weight"))
+        if module is None or self.trace.running[-1:] == [module]:
+            return func(*args, **(kwargs or {}))
+        bias = given.pop("bias", None)
+        self.trace.read[self.trace.paths[module]] = given["input"]
+        made = self.trace._leaf(module, (), func(**given))
+        return made if bias is None else made + bias

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mhaprune
@@ -114,10 +115,28 @@ class Flat(nn.Module):
         return out
 
 
+class Joint(nn.Module):
+    """Fused queries, keys and values whose bias has a part that is not learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.qkv, self.out = H, nn.Linear(D, 3 * D, bias=False), nn.Linear(D, D)
+        self.q_bias, self.v_bias = nn.Parameter(torch.rand(D)), nn.Parameter(torch.rand(D))
+        self.register_buffer("k_bias", torch.zeros(D), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = torch.cat([self.q_bias, self.k_bias, self.v_bias])
+        made = F.linear(x, weight=self.qkv.weight, bias=bias).unflatten(-1, (3, -1, D // H))
+        heads = F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in made.unbind(2)))
+        out: Tensor = self.out(heads.transpose(1, 2).flatten(2))
+        return out
+
+
+@pytest.mark.parametrize("kind", [Flat, Joint])
 @torch.no_grad()
-def test_heads_that_share_a_dimension_with_the_examples_are_found_and_removed() -> None:
+def test_heads_behind_a_flat_dimension_or_a_joint_bias_are_found_and_removed(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
-    model: Any = nn.Sequential(Flat(), Flat()).eval()
+    model: Any = nn.Sequential(kind(), kind()).eval()
     small: Any = mhaprune.wrap(model, mhaprune.losses.drift, score=[torch.randn(2, T, D)]).prune(
         mask={0: [1], 1: [0, 3]}
     )
