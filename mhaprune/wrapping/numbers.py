@@ -50,9 +50,10 @@ def dimensions_of_heads(computed: Sequence[Tensor], tensors: Sequence[Tensor]) -
     `computed` holds what each head computes, all (B, H, T, K), such as queries and outputs.
     """
     H = computed[0].shape[1]
-    computed = [x for x in computed if x.shape[1] == H and x.requires_grad]
-    places = [(n, dim) for n, x in enumerate(tensors) for dim in range(-x.dim(), 0) if x.shape[dim] % H == 0]
-    if H < 2 or not places or not computed:
+    computed = [x for x in computed if x.shape[1] == H > 1 and x.requires_grad]
+    dims = [(n, dim) for n, x in enumerate(tensors) for dim in range(-x.dim(), 0)] if computed else []
+    places = [(n, dim) for n, dim in dims if tensors[n].shape[dim] % H == 0]
+    if not places:
         return [None] * len(tensors)
     rows: list[Tensor] = []
     for h in range(H):

@@ -297,7 +297,7 @@ def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]
         attributes["kept_numbers"] = [before[h] for h in keep]
         if block.inputs:
             attributes["inputs_of_heads"] = [each for pair in block.inputs for each in pair]
-            attributes["all_heads"] = H
+            attributes["all_heads"] = getattr(attention, "all_heads", H)
     return attributes
 
 
