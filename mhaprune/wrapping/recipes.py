@@ -11,7 +11,7 @@ from mhaprune.measure.outcomes import check_weights_finite
 from mhaprune.settings.refusals import foreign
 from mhaprune.storage.store import write_bytes, write_json
 from mhaprune.wrapping.removal import Cut, copied, keep_heads
-from mhaprune.wrapping.reshaping import shrink
+from mhaprune.wrapping.reshaping import give_shapes
 from mhaprune.wrapping.torch_nn import converted
 
 RECIPE, WEIGHTS = "removal.json", "weights.pt"
@@ -40,7 +40,7 @@ def load_recipe(folder: Path, model: nn.Module | None) -> nn.Module:
         weights = torch.load(folder / WEIGHTS, map_location="cpu", weights_only=True)
     with foreign(f"{folder}: does not fit the model={type(model).__name__}, must be the {name} before any removal"):
         smaller = copied(converted(model)).eval()
-        shrink(smaller, cut.shapes, {})
+        give_shapes(smaller, cut.shapes, cut.attributes)
         for path, heads in cut.heads.items():
             if path not in cut.attributes:
                 keep_heads(smaller, path, heads)

@@ -67,9 +67,10 @@ class Cut:
         if version != VERSION or set(noted) != {each.name for each in fields(cls)}:
             raise Unsupported(f"config.mhaprune: is of version {version}, this mhaprune reads {VERSION}")
         cut = cls(**noted)
-        values = [value for each in cut.attributes.values() for value in each.values() if value is not None]
-        numbers = [*values, *cut.shapes.values(), *cut.heads.values()]
-        if not all(isinstance(n, int | str) for each in numbers for n in (each if isinstance(each, list) else [each])):
+        items = [item for each in cut.attributes.values() for item in each.items()]
+        named = [value for name, value in items if value is not None and name != "inputs_of_heads"]
+        numbers = [*named, *cut.shapes.values(), *cut.heads.values()]
+        if not all(isinstance(n, int) for each in numbers for n in (each if isinstance(each, list) else [each])):
             raise Unsupported("config.mhaprune: must hold numbers")
         return cut
 

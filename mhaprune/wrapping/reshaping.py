@@ -25,6 +25,12 @@ SPLITS = {Tensor.split, torch.split}
 
 
 def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give a model the shapes and attributes that are left, in place."""
+    give_shapes(model, shapes, attributes)
+    finish(model, attributes)
+
+
+def give_shapes(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[str, Mapping[str, Any]]) -> None:
     """Give weights, by the path of their linear module or their own, these smaller shapes, in place. Those of linear
     modules are not filled."""
     for path, shape in shapes.items():
@@ -39,7 +45,6 @@ def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[
         outputs = shape[0] if isinstance(module, nn.Linear) else shape[1]
         bias = None if module.bias is None else module.bias.new_empty(outputs)
         store(module, module.weight.new_empty(tuple(shape)), bias)
-    finish(model, attributes)
 
 
 def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:

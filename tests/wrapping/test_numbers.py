@@ -80,7 +80,7 @@ def test_removed_is_masked_once_and_twice_also_as_a_copy_from_a_file_compiled_an
 ) -> None:
     x = torch.randn(5, T, D)
     small = mhaprune.wrap(heads.prune(mask={0: [0, 2], 1: [1, 2, 3]}), mhaprune.losses.drift, score=[x])
-    again: Any = small.prune(mask={0: [1]})  # numbered anew: head 3 of the dense model
+    again: Any = small.prune(mask={0: [3]})
     torch.save(again, file := io.BytesIO())
     file.seek(0)
     expected = masked(heads, {0: [0, 2, 3], 1: [1, 2, 3]}, x)

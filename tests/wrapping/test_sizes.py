@@ -93,7 +93,7 @@ def test_removed_is_masked_once_and_twice_also_as_a_copy_from_a_file_and_exporte
     assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
     assert all(block.as_written for block in heads.subject.blocks)
     small = mhaprune.wrap(heads.prune(mask={0: [0, 1], 1: [1, 3]}), mhaprune.losses.drift, score=[torch.randn(2, 5, D)])
-    again: Any = small.prune(mask={0: [0]})  # numbered anew: head 2 of the dense model
+    again: Any = small.prune(mask={0: [2]})
     both = {0: [0, 1, 2], 1: [1, 3]}
     for n, layer in enumerate(model.layers):
         columns = torch.tensor([column for head in both[n] for column in range(head * D // H, (head + 1) * D // H)])
