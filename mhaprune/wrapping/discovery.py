@@ -8,7 +8,7 @@ models.
 Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value heads, K = head_dim, W = inputs of W_O.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +29,7 @@ from mhaprune.wrapping.replay import at_rest, is_linear, mapped, tensors_in
 OUT = ("out_proj", "o_proj", "to_out", "out", "c_proj", "dense", "wo", "proj", "fc_o", "o")
 """Usual names of W_O."""
 NOTHING = "made by no linear module"
+LORA = "adapted by LoRA; call merge_and_unload() on the model first"
 REMEMBERED = 32
 """Number of linear modules that are remembered, the most recently called ones. The source of queries, keys and values
 is searched among them."""
@@ -76,17 +77,22 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[Atte
     for found in trace.found:
         path = trace.paths[found.module]
         if found.out is None:
-            raise Unsupported(f"{path} ({type(found.module).__name__}): no linear module reads what its heads say")
+            raise Unsupported(
+                f"{path} ({type(found.module).__name__}): no linear module that is called reads what its heads say"
+            )
         rows: dict[str, Any] = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
         facts: dict[str, Any] = {"columns": found.columns, "of_kv": found.of_kv, "cross": found.cross}
         facts["others"] = tuple(rows.pop(name) for name in sorted({*rows} - {"query", "key", "value"}))
         facts |= {"numbers": tuple(found.numbers), "inputs": tuple(found.inputs)}
-        facts["why_not"] = next((f"its {n} is {r}" for n, r in found.rows.items() if isinstance(r, str)), "")
+        why_not = (f"its {'factor' if n == 'gate' else n} is {r}" for n, r in found.rows.items() if isinstance(r, str))
+        facts["why_not"] = next(why_not, "")
+        if hasattr(model.get_submodule(trace.paths[found.out].rpartition(".")[0]), "lora_A"):
+            facts["why_not"] = f"its W_O is {LORA}"
         facts["names"] = tuple(range(found.heads))
         block = AttentionBlock(path, trace.paths[found.out], found.heads, whole=True, **facts, **rows)
         blocks.setdefault(path, as_named(block, noted))  # a shared layer is called again: the same heads
     if not blocks:
-        raise Unsupported(nothing_found(model))
+        raise Unsupported(nothing_found(model, trace.read))
     return list(blocks.values())
 
 
@@ -115,37 +121,46 @@ def unseen(model: nn.Module, blocks: Sequence[AttentionBlock]) -> list[str]:
 
 
 def _named_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that contain a matrix and are attention by the name of the module or of its class."""
+    """Yield the modules that contain two matrices and are attention by the name of the module or of its class."""
     for path, module in model.named_modules():
-        matrices = any(parameter.dim() > 1 for part in module.children() for parameter in part.parameters())
+        matrices = sum(parameter.dim() > 1 for parameter in module.parameters()) > 1
         names = path.rpartition(".")[-1].lower(), type(module).__name__.lower()
         if matrices and any(word in name for word in ("attn", "attention") for name in names):
             yield path, module
 
 
-def nothing_found(model: nn.Module) -> str:
+def nothing_found(model: nn.Module, called: Collection[str]) -> str:
     """Return the error message for a model without attention, with an example of `blocks=` filled in as far as
-    possible."""
+    possible. `called` are the paths of the linear modules that are called."""
     named = dict(_named_attention(model))
     linear = {
         path: [name for name, part in module.named_modules() if name and is_linear(part)]
         for path, module in named.items()
     }
     usual = {path: [name for name in names if name.rpartition(".")[2] in OUT] for path, names in linear.items()}
-    linear = {path: names for path, names in (usual if any(usual.values()) else linear).items() if names}
+    likely = usual if any(usual.values()) else linear
+    linear = {path: [name for name in names if f"{path}.{name}" in called] for path, names in likely.items()}
+    linear = {path: names for path, names in linear.items() if names}
     inner = [path for path in linear if not any(other != path and within(other, path) for other in linear)]
     message = (
-        f"{type(model).__name__}: no attention found. It calls neither F.scaled_dot_product_attention nor the attention"
-        " interface of transformers, multiplies no weights with values, and holds no nn.MultiheadAttention. Name the"
-        " blocks by hand"
+        f"{type(model).__name__}: no attention found: no call of F.scaled_dot_product_attention, of the attention"
+        " interface of transformers or of nn.MultiheadAttention, and no softmax between two matrix products by matmul"
+        " or bmm. Name the blocks by hand"
     )
     if not inner:
         return f'{message}: blocks=[AttentionBlock("PATH", out="NAME OF W_O", heads=NUMBER)]'
     out = linear[inner[-1]][-1]
-    kept = (item for part in named[inner[-1]].modules() for item in vars(part).items())
-    heads = next((str(value) for name, value in kept if "heads" in name and isinstance(value, int)), "NUMBER")
-    paths = ", ".join(f'"{path}"' for path in inner if out in linear[path])
+    named = {path: named[path] for path in inner if out in linear[path]}
+    counts = {_heads_named(module) for module in named.values()}
+    heads = counts.pop() if len(counts) == 1 else "NUMBER"
+    paths = ", ".join(f'"{path}"' for path in named)
     return f'{message}, for example: blocks=[AttentionBlock(path, out="{out}", heads={heads}) for path in [{paths}]]'
+
+
+def _heads_named(module: nn.Module) -> str:
+    """Return the number of heads that an attribute of a module holds, as a text; NUMBER if there is none."""
+    kept = (item for part in module.modules() for item in vars(part).items())
+    return next((str(value) for name, value in kept if "heads" in name and isinstance(value, int)), "NUMBER")
 
 
 def check_attention(model: nn.Module, blocks: Sequence[AttentionBlock], call: Callable[[], object]) -> None:
@@ -313,12 +328,13 @@ class _Trace:
         if not sources:
             return NOTHING
         if any("lora_" in path for path in sources):
-            return "adapted by LoRA; call merge_and_unload() on the model first"
+            return LORA
         if len(sources) > 1:
             return f"made by {len(sources)} linear modules, {', '.join(sources)}"
         ((path, each),) = sources.items()
         if len({row for head in each for row in head}) != sum(map(len, each)):
-            return f"mixed from the heads of {path} (a norm over all heads?)"
+            shared = 1 < len(set(each)) < len(each)
+            return f"made once for several heads by {path}" if shared else f"mixed from the heads of {path} (a norm?)"
         return Rows(path, tuple(each))
 
     @staticmethod

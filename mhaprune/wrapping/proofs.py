@@ -44,14 +44,16 @@ def run_proofs(subject: GatedModel, few: Batch, kind: str) -> Proofs:
     whole model in float64; "none" proves nothing. Raises `Unsupported` for a model whose outputs cannot be compared,
     and if no gate has an effect.
     """
-    outputs = _comparable(subject, few)
     why_not = next((f"{block.path}: {block.why_not}" for block in subject.blocks if block.why_not), "")
     if kind == "none":
         return Proofs(why_not=why_not)
+    outputs = _comparable(subject, few)
     judged: Any = subject.in_double() if kind == "whole" else subject
     proof = BlockProof(subject, few)
     with proof.recording():
         effects_N, again = _effects(judged, few)
+    if judged is not subject:
+        outputs = _comparable(judged, few)
     moved = float((outputs - again).abs().max())
     if moved > 100 * torch.finfo(outputs.dtype).eps * max(1.0, float(outputs.abs().max())):
         raise Unsupported(

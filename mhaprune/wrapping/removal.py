@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, weight_of
-from mhaprune.wrapping.reshaping import finish, keep_numbers, pairs, store
+from mhaprune.wrapping.reshaping import UNEVEN, finish, keep_numbers, pairs, store
 from mhaprune.wrapping.torch_nn import TorchAttention
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
@@ -148,8 +148,9 @@ def in_double(module: nn.Module, of: nn.Module) -> nn.Module:
     module = copied(module, double | {id(buffer): as_double(buffer) for buffer in module.buffers()})
     # The eager attention of transformers takes its softmax in float32, whatever the model computes in.
     for config in (getattr(part, "config", None) for part in module.modules() if getattr(of, "_supports_sdpa", False)):
-        if getattr(config, "_attn_implementation", None) == "eager":
-            config._attn_implementation = "sdpa"  # type: ignore[union-attr]
+        name = getattr(config, "_attn_implementation", None)
+        if name in ("eager", UNEVEN[1]):
+            config._attn_implementation = "sdpa" if name == "eager" else UNEVEN[0]  # type: ignore[union-attr]
     return module
 
 

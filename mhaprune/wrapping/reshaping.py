@@ -66,7 +66,8 @@ def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
             module.forward = partial(forward_of_fewer_heads, module, sizes and Sizes(dict(pairs(sizes))))
     if any("kept_of_kv" in values or "kept_heads" in values for values in attributes.values()):
         register()
-        name = UNEVEN[not getattr(model, "_supports_sdpa", True)]
+        eager = getattr(model.config, "_attn_implementation", None) in ("eager", UNEVEN[1])
+        name = UNEVEN[eager or not getattr(model, "_supports_sdpa", True)]
         model.set_attn_implementation(name)
         for module in owners:
             module.config._attn_implementation = name

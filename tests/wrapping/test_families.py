@@ -273,6 +273,12 @@ def test_attention_that_a_user_registered_is_found() -> None:
         torch.testing.assert_close(seen.weights.sum(-1), torch.ones(seen.weights.shape[:-1]))
 
 
+def test_an_eager_model_that_lost_heads_unevenly_still_shows_its_attention_weights() -> None:
+    small: Any = heads_of("llama", "eager").prune(mask={0: [1], 1: [0, 3]})
+    shown = small(**batch_of(FAMILIES["llama"]), output_attentions=True).attentions
+    assert [weights.shape[1] for weights in shown] == [3, 2]
+
+
 @pytest.mark.parametrize("family", UNKNOWN.values(), ids=UNKNOWN)
 def test_attention_that_is_not_found_is_refused_with_a_template(family: Family) -> None:
     with pytest.raises(ValueError, match=f"no attention found.*{re.escape(family.why_not)}") as refused:
