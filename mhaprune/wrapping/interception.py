@@ -49,7 +49,8 @@ class AttentionCalls(TorchFunctionMode):
             return func(*args, **kwargs)
         first, second = factors
         if len(args) == 2 and (size := _size(first)) in self.products and _are_weights(first):
-            query, key = (x.reshape(*first.shape[:-2], *x.shape[-2:]) for x in self.products.pop(size))
+            flat = self.products.pop(size)
+            query, key = (x if x.dim() == first.dim() else x.reshape(*first.shape[:-2], *x.shape[-2:]) for x in flat)
             return self.through(lambda q, k, v: func(first, v), query, key, second, {"weights": first})
         product = func(*args, **kwargs)
         self.products[_size(product)] = first, second.mT

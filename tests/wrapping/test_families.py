@@ -279,6 +279,14 @@ def test_an_eager_model_that_lost_heads_unevenly_still_shows_its_attention_weigh
     assert [weights.shape[1] for weights in shown] == [3, 2]
 
 
+def test_eager_heads_that_share_one_key_are_found() -> None:
+    sizes = {"vocab_size": 41, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = make(Family("FalconConfig", "FalconForCausalLM", sizes | {"multi_query": True}), "eager")
+    heads = wrap(model, size_of_output, score=[batch_of(FAMILIES["llama"])])
+    assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
+    assert {block.of_kv for block in heads.subject.blocks} == {(0, 0, 0, 0)}
+
+
 @pytest.mark.parametrize("family", UNKNOWN.values(), ids=UNKNOWN)
 def test_attention_that_is_not_found_is_refused_with_a_template(family: Family) -> None:
     with pytest.raises(ValueError, match=f"no attention found.*{re.escape(family.why_not)}") as refused:
