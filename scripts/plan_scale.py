@@ -84,14 +84,14 @@ def plan(model: Any, batch_size: int, length: int) -> dict[str, float]:
     }
 
 
-def checked(layers: int) -> list[dict[str, Any]]:
+def checked(layers: int, texts: int = 32) -> list[dict[str, Any]]:
     """Return the counted operations of really scoring a small model, beside the plan."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **SMALL)).eval()
-    batch = {"input_ids": torch.randint(0, 100, (32, 96))}
-    planned, rows = plan(model, 32, 96), []
+    batch = {"input_ids": torch.randint(0, 100, (texts, 96))}
+    planned, rows = plan(model, texts, 96), []
     for name in [name for name in planned if not name.startswith("held")]:
         heads = mhaprune.wrap(model, loss, score=[batch], quality=mean_logit)
         subject, data = heads.subject, heads.splits["score"]

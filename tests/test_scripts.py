@@ -114,3 +114,18 @@ def test_a_finding_is_repeated_on_both_lots_of_models(tmp_path: Path, capfd: pyt
     again = capfd.readouterr()
     assert again.out.endswith(out[out.index("| |") :])
     assert "3 of 3 jobs are done and skipped" in again.err + again.out
+
+
+def test_a_plan_counts_what_a_real_scoring_takes() -> None:
+    pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+    from plan_scale import checked, plan
+
+    rows = {row["work"]: row["counted / planned"] for row in checked(2, texts=4)}
+    assert set(rows) == {"gate_output", "taylor", "ablation", "refit of half the heads"}
+    assert all(0.9 < ratio < 1.5 for ratio in rows.values())
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 99}
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)).eval()
+    assert plan(model, 4, 8)["ablation"] == 2 * plan(model, 2, 8)["ablation"]
