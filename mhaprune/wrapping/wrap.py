@@ -17,7 +17,8 @@ from mhaprune.storage.cache import Cache
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, Unsupported, name_blocks
-from mhaprune.wrapping.discovery import check_attention, discover, unseen
+from mhaprune.wrapping.discovery import discover
+from mhaprune.wrapping.hints import check_attention, unseen
 from mhaprune.wrapping.losses import Drift, Judge, name_of, quality_for, unit_of
 from mhaprune.wrapping.proofs import Proofs, run_proofs
 from mhaprune.wrapping.removal import MORE_COUNTS, with_more_counts
