@@ -172,8 +172,9 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
     """
     whole, stages, spent = steps[0], list(steps[0].stages), dict(steps[0].spent)  # a copy: the run may change it
     if not stages:
-        share = _share(steps)
-        return whole.seconds * (1 - share) / share if share else None
+        counted = next((n for n, step in enumerate(steps) if step.total), 0)
+        share = _share(steps[counted:])
+        return steps[counted].seconds * (1 - share) / share if share else None
     now = steps[1].what if len(steps) > 1 and steps[1].what in stages else None
     begun = [name for name in stages if name in spent or name == now]
     to_come = stages[stages.index(begun[-1]) + 1 :] if begun else stages

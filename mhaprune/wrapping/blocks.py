@@ -211,6 +211,11 @@ def neighbours(width: int, heads: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(h * K, (h + 1) * K)) for h in range(heads))
 
 
+def within(path: str, other: str) -> bool:
+    """Return whether a module is another one or inside of it, by their paths."""
+    return not other or path == other or path.startswith(f"{other}.")
+
+
 def weight_of(module: nn.Module) -> Tensor:
     """Return the weight of a linear module as (outputs, inputs). It shares the storage of the module."""
     weight = module.weight

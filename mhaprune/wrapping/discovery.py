@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours
-from mhaprune.wrapping.hints import nothing_found, within
+from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, within
+from mhaprune.wrapping.hints import nothing_found
 from mhaprune.wrapping.interception import Attend, AttentionCalls, attention_interface
 from mhaprune.wrapping.numbers import Followed, dimensions_of_heads
 from mhaprune.wrapping.removal import Cut

@@ -8,16 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhaprune.wrapping.blocks import AttentionBlock, Unsupported
+from mhaprune.wrapping.blocks import AttentionBlock, Unsupported, within
 from mhaprune.wrapping.replay import at_rest, is_linear, mapped, tensors_in
 
 OUT = ("out_proj", "o_proj", "to_out", "out", "c_proj", "dense", "wo", "proj", "fc_o", "o")
 """Usual names of W_O."""
-
-
-def within(path: str, other: str) -> bool:
-    """Return whether a module is another one or inside of it, by their paths."""
-    return not other or path == other or path.startswith(f"{other}.")
 
 
 def unseen(model: nn.Module, blocks: Sequence[AttentionBlock]) -> list[str]:

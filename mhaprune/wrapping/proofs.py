@@ -134,7 +134,8 @@ class AllInDouble(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = {name: torch.double if value is torch.float32 else value for name, value in (kwargs or {}).items()}
-        if func is torch.full and "dtype" not in named and isinstance(args[-1], float):
+        filled = named.get("fill_value", args[-1] if args else None)
+        if func is torch.full and "dtype" not in named and isinstance(filled, float):
             named["dtype"] = torch.double
         if func is Tensor.float:
             return args[0].double()

@@ -45,6 +45,9 @@ def load_recipe(folder: Path, model: nn.Module | None) -> nn.Module:
             if path not in cut.attributes:
                 keep_heads(smaller, path, heads)
         cut.noted(smaller)
+        for name, tensor in (*smaller.named_parameters(), *smaller.named_buffers()):
+            if name in weights:
+                tensor.data = tensor.data.to(weights[name].dtype)
         smaller.load_state_dict(weights)
         check_weights_finite(smaller)
     return smaller

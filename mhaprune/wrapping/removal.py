@@ -9,13 +9,14 @@ import copy
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, weight_of
+from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, weight_of, within
 from mhaprune.wrapping.reshaping import UNEVEN, finish, keep_numbers, pairs, store
 from mhaprune.wrapping.torch_nn import TorchAttention
 
@@ -45,20 +46,19 @@ class Cut:
 
     @classmethod
     def of(cls, model: nn.Module) -> Cut | None:
-        """Return the description of all removals that a model has had, read from the note that `noted` made; None if
-        there was none.
+        """Return the description of all removals that a model and its parts have had, read from the notes that `noted`
+        made; None if there were none.
 
-        Raises `Unsupported` if this version cannot read the description."""
-        path, part = pretrained_in(model)
-        noted = vars(model).get("mhaprune")
-        if noted is None:
-            noted = getattr(getattr(part, "config", None), "mhaprune", None)
-        else:
-            path = ""
-        if noted is None:
-            return None
-        cut = cls.read(noted)
-        return cut._renamed(lambda name: f"{path}.{name}") if path else cut
+        Raises `Unsupported` if this version cannot read a description.
+        """
+        found: dict[str, Cut] = {}
+        for path, module in model.named_modules():
+            noted = vars(module).get("mhaprune")
+            if noted is None and isinstance(module, _pretrained_class()):
+                noted = getattr(module.config, "mhaprune", None)
+            if noted is not None and not any(within(path, outer) for outer in found):
+                found[path] = cls.read(noted)._renamed(partial(_inside, path))
+        return reduce(cls.then, found.values()) if found else None
 
     @classmethod
     def read(cls, noted: Any) -> Cut:
@@ -87,7 +87,7 @@ class Cut:
         the weights, or on another model itself."""
         path, part = pretrained_in(model)
         total = (Cut.of(model) or Cut()).then(self)
-        if part is None or not all(name.startswith(path) for name in (*total.shapes, *total.heads)):
+        if part is None or not all(within(name, path) for name in (*total.shapes, *total.heads)):
             finish(model, self.attributes)
             model.mhaprune = vars(total)  # type: ignore[assignment]
             return
@@ -101,13 +101,21 @@ class Cut:
         return Cut(*parts)
 
 
+def _inside(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
+
+
+def _pretrained_class() -> Any:
+    return getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", ())
+
+
 def pretrained_in(model: nn.Module) -> tuple[str, Any]:
     """Return the path and the module of the model of transformers that a model is or holds; "" and None if it holds
     none, or more than one."""
-    kind = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", ())
+    kind = _pretrained_class()
     found: list[tuple[str, Any]] = []
     for path, module in model.named_modules():
-        if isinstance(module, kind) and not any(path.startswith(outer) for outer, _ in found):
+        if isinstance(module, kind) and not any(within(path, outer) for outer, _ in found):
             found.append((path, module))
     return found[0] if len(found) == 1 else ("", None)
 

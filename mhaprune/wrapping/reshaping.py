@@ -38,7 +38,8 @@ def give_shapes(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Map
         module = getattr(model.get_submodule(owner), name)
         if isinstance(module, Tensor):
             dim = next(d for d, size in enumerate(shape) if size != module.shape[d])
-            kept = (values.get("kept_numbers") for of, values in attributes.items() if path.startswith(f"{of}."))
+            holders = (values for of, values in attributes.items() if path.startswith(f"{of}." if of else ""))
+            kept = (values.get("kept_numbers") for values in holders)
             heads = next(filter(None, kept), range(shape[dim]))
             keep_numbers(model, path, heads, dim, module.shape[dim] * len(heads) // shape[dim])
             continue
@@ -64,13 +65,23 @@ def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
         if "inputs_of_heads" in values or "sizes_of_heads" in values:
             sizes = getattr(module, "sizes_of_heads", None)
             module.forward = partial(forward_of_fewer_heads, module, sizes and Sizes(dict(pairs(sizes))))
-    if any("kept_of_kv" in values or "kept_heads" in values for values in attributes.values()):
+    uneven = [path for path, values in attributes.items() if "kept_of_kv" in values or "kept_heads" in values]
+    if uneven:
         register()
-        eager = getattr(model.config, "_attn_implementation", None) in ("eager", UNEVEN[1])
-        name = UNEVEN[eager or not getattr(model, "_supports_sdpa", True)]
-        model.set_attn_implementation(name)
+    for part in {_with_attention(model, path) for path in uneven}:
+        eager = getattr(part.config, "_attn_implementation", None) in ("eager", UNEVEN[1])
+        name = UNEVEN[eager or not getattr(part, "_supports_sdpa", True)]
+        part.set_attn_implementation(name)
         for module in owners:
             module.config._attn_implementation = name
+
+
+def _with_attention(model: Any, path: str) -> Any:
+    """Return the outermost model of transformers that holds the module at `path`."""
+    for place, part in model.named_modules():
+        if hasattr(part, "set_attn_implementation") and path.startswith(f"{place}." if place else ""):
+            return part
+    raise ValueError(f"{path}: loses heads unevenly, which only a model of transformers can")
 
 
 def keep_numbers(model: Any, path: str, kept: Sequence[int], dim: int, heads: int) -> Tensor:
@@ -124,7 +135,8 @@ class Sizes(TorchFunctionMode):
             args = (args[0], self._viewed(args[0].shape, sizes))
         elif func in SPLITS and len(args) > 1:
             x, size, *dim = args
-            args = (x, self._split(x.shape[dim[0] if dim else (kwargs or {}).get("dim", 0)], size), *dim)
+            if (dim[0] if dim else (kwargs or {}).get("dim", 0)) in (-1, x.dim() - 1):  # not along positions
+                args = (x, self._split(x.shape[-1], size), *dim)
         return func(*args, **kwargs) if kwargs else func(*args)
 
     def _viewed(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
@@ -140,7 +152,8 @@ class Sizes(TorchFunctionMode):
         for old in self.before[width] if whole(*tail) else ():
             parts = [old // -math.prod(tail) if each == -1 else each for each in tail]
             if math.prod(parts) == old and all(a in (-1, b) for a, b in zip(lead, shape[:-1], strict=True)):
-                for n in range(len(parts) - 1, -1, -1):
+                # The heads stand before their width, as a rule; so also where both, or heads and parts, are as many.
+                for n in sorted(range(len(parts)), key=lambda n: (n != len(parts) - 2, -n)):
                     if self.now.get(parts[n], 0) * old == parts[n] * width:
                         return [*lead, *parts[:n], self.now[parts[n]], *parts[n + 1 :]]
         return sizes

@@ -79,8 +79,9 @@ def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None) -> No
 
     A model of transformers is read by its `AutoModel...` class, also if mhaprune is not installed:
     `AutoModelFor....from_pretrained(path, trust_remote_code=True)`. `trust_remote_code` is not needed if the config
-    alone describes the shapes. Adapters of peft are merged first. A model that holds one of transformers and knows how
-    to save itself, as a SentenceTransformer, does so around it. Any other is written as a recipe, see `save_recipe`.
+    alone describes the shapes. Adapters of peft are merged first. A model that has all its weights in one of
+    transformers and knows how to save itself, as a SentenceTransformer, does so around it. Any other is written as a
+    recipe, see `save_recipe`.
     """
     folder = make_folder("path", Path(path))
     if links := [each.name for each in folder.iterdir() if each.is_symlink()]:
@@ -89,14 +90,17 @@ def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None) -> No
         model = cast("Any", copied(model)).merge_and_unload()
     _, part = pretrained_in(model)
     own = any(isinstance(module, TorchAttention | MultiHeadAttention) for module in model.modules())
-    saves = part is model or hasattr(model, "save_pretrained")
+    within_part = {id(weight) for weight in part.parameters()} if part is not None else set()
+    saves = part is model or (
+        hasattr(model, "save_pretrained") and all(id(weight) in within_part for weight in model.parameters())
+    )
     if own or not saves or _native(part) is None or "mhaprune" in vars(model):
         save_recipe(model, folder)
     else:
-        (folder / RECIPE).unlink(missing_ok=True)
         if part is not model:
             cast("Any", model).save_pretrained(str(folder))
         _save_pretrained(part, folder)
+        (folder / RECIPE).unlink(missing_ok=True)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
@@ -107,8 +111,15 @@ def _save_pretrained(model: Any, folder: Path) -> None:
     """Write a model of transformers, and code that gives it its shapes if the config alone cannot."""
     native: Any = _native(model)
     name, autos = native.__name__, _automatic(native)
+    stale = [CODE + ".py", *(["README.md"] if _wrote_readme(folder) else [])]
     if Cut.of(model) is None:
         model.save_pretrained(folder)
+        content = json.loads((folder / "config.json").read_text())
+        if str(content.get("model_type")).endswith(FEWER):  # of a class in a folder's code that is no longer needed
+            content = {name: value for name, value in content.items() if name != "auto_map"}
+            write_json(folder / "config.json", content | {"model_type": native.config_class.model_type})
+        for name in stale if "auto_map" not in content else ():
+            (folder / name).unlink(missing_ok=True)
         return
     # Code of one's own gets its weights by the names that they have in memory.
     model.save_pretrained(folder, save_original_format=False)
@@ -121,7 +132,7 @@ def _save_pretrained(model: Any, folder: Path) -> None:
         code = inspect.getsource(reshaping) + CLASS.format(name=name, config=config, kind=kind)
         write_bytes(folder / f"{CODE}.py", code.encode())
         read = f"{min(autos, key=len)}.from_pretrained(folder, trust_remote_code=True)"
-    if not (folder / "README.md").exists():
+    if _wrote_readme(folder) or not (folder / "README.md").exists():
         write_bytes(folder / "README.md", README.format(name=name, read=read).encode())
 
 
@@ -138,6 +149,11 @@ def _check(folder: Path) -> None:
             f"{folder}: damaged, {', '.join(changed)} changed since it was saved; if you changed it yourself, remove"
             f" {CHECKSUMS}"
         )
+
+
+def _wrote_readme(folder: Path) -> bool:
+    path = folder / "README.md"
+    return path.exists() and "\nSaved by mhaprune. " in path.read_text(errors="replace")
 
 
 def _native(model: nn.Module) -> type | None:
@@ -208,6 +224,8 @@ def load_folder(
         check_folder(path)
         _check(path)
         return load_recipe(path, model)
+    if model is not None:
+        raise ValueError(f"model={type(model).__name__}: is for a folder with {RECIPE}, {path} has none")
     try:
         import transformers
     except ImportError:
@@ -268,8 +286,11 @@ def make_plain(model: nn.Module) -> bool:
     """
     _, part = pretrained_in(model)
     cut = None if part is None else Cut.of(part)
-    if cut is None:
+    if cut is None or _native(part) is None or any("inputs_of_heads" in each for each in cut.attributes.values()):
         return False
+    state = part.state_dict()
+    if not all(name in state or f"{name}.weight" in state for name in cut.shapes):
+        return False  # a number per head that is not saved would be that of another head
     model, config = part, part.config
     groups = {attributes.get("num_key_value_groups", 1) for attributes in cut.attributes.values()}
     sizes = {len(heads) for heads in cut.heads.values()}

@@ -86,18 +86,23 @@ class WrappedModel(GatedModel):
         with suppress(torch.OutOfMemoryError):
             return self.run(self.model, batch.arguments())
         fewer = len(batch) // 2
-        while fewer and not self._runs(batch[:fewer]):
+        while fewer and (runs := self._runs(batch[:fewer])) is False:
             fewer //= 2
+        which = "not even one would" if not fewer else f"{fewer} would; give smaller batches"
         raise ValueError(
             f"a batch of {len(batch)} examples of these does not fit into the memory of {self.device}, "
-            + (f"{fewer} would; give smaller batches" if fewer else "not even one would")
+            + (which if not fewer or runs else "give smaller batches")
         )
 
-    def _runs(self, batch: Batches) -> bool:
-        with suppress(torch.OutOfMemoryError):
+    def _runs(self, batch: Batches) -> bool | None:
+        """Return whether a batch fits into memory; None if that cannot be told, because hooks wait for another."""
+        try:
             self.run(self.model, batch.arguments())
-            return True
-        return False
+        except torch.OutOfMemoryError:
+            return False
+        except Exception:  # of a model that may be anybody's
+            return None
+        return True
 
     def judge(self, output: Any, batch: Batches) -> LossAndQuality:
         """Return loss and quality of an output; see `judged`."""
@@ -120,8 +125,8 @@ class WrappedModel(GatedModel):
         """Run mask by mask, or take what is in the cache."""
         if self.cache is None or len(gates) < MANY:
             return self._evaluate(batch, gates, fallback)
-        # What the open model answers stands for its code, its loss and its quality.
-        judged = self.judge(self.predict(batch), placed := self.placed(batch))
+        # What the model answers with the last mask stands for its code, its loss and its quality.
+        judged, placed = self.evaluate(batch, gates[-1], fallback), self.placed(batch)
         said = fallback or {}
         given = [*placed.fields.values(), gates, *judged, *said.values()]
         what = {"said": list(map(str, said)), "given": [[list(x.shape), tensor_digest(x)] for x in given]}
@@ -154,6 +159,7 @@ class WrappedModel(GatedModel):
         """The facts beside the examples that decide the bits of a measurement."""
         return {
             "weights": weights_digest(self.model),
+            "judged_by": [_written(judge) for judge in (self.loss, self.quality)],
             "heads": fingerprint([[block.out, block.columns] for block in self.blocks]),
             "code": sources("mhaprune.attention", "mhaprune.measure", "mhaprune.wrapping"),
             "torch": str(torch.__version__),
@@ -215,3 +221,10 @@ class WrappedModel(GatedModel):
     def two_sided(self) -> bool:
         """True if the model has an encoder and a decoder, each with positions of its own."""
         return all(any(part in block.path for block in self.blocks) for part in ("encoder", "decoder"))
+
+
+def _written(judge: Judge) -> list[str]:
+    """Return how a function is written: its name and its instructions, as far as it has any."""
+    code = getattr(judge, "__code__", None)
+    name = getattr(judge, "__qualname__", type(judge).__qualname__)
+    return [name, code.co_code.hex(), *code.co_names] if code else [name]

@@ -138,7 +138,11 @@ def test_a_folder_holds_one_model(bert: Any, tmp_path: Path) -> None:
     small = mhaprune.wrap(built(), size, score=[IDS]).prune(mask={0: [1]})
     for model, kind in ((small, Layers), (bert, type(bert)), (small, Layers)):
         mhaprune.save(model, tmp_path / "model")
-        assert type(mhaprune.load(tmp_path / "model", model=built())) is kind
+        given = {} if model is bert else {"model": built()}
+        assert type(mhaprune.load(tmp_path / "model", **given)) is kind
+    mhaprune.save(bert, tmp_path / "bert")
+    with pytest.raises(ValueError, match="model=Layers: is for a folder with removal.json, .* has none"):
+        mhaprune.load(tmp_path / "bert", model=built())
 
 
 class Sentences(nn.Module):
