@@ -230,7 +230,7 @@ def name_blocks(paths: Sequence[str]) -> list[Block]:
     number that differs between the paths of one site. `model.decoder.layers.3.self_attn` is layer 3 of the site
     `decoder.self_attn`. If several numbers differ, or none, the paths of a site are counted from 0.
     """
-    split = [path.split(".") for path in paths]
+    split = [path.split(".") if path else [] for path in paths]
     sites = _sites([[part for part in parts if not part.isdecimal()] for parts in split])
     blocks: list[Block] = []
     for site, parts in zip(sites, split, strict=True):

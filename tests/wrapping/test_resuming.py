@@ -66,6 +66,23 @@ def test_what_was_measured_of_something_else_is_not_taken(tmp_path: Path) -> Non
         assert set(loss.calls.values()) == {10}
 
 
+def test_two_losses_that_agree_on_the_open_model_are_two(tmp_path: Path) -> None:
+    logits = [classifier()(**batch)["logits"].detach() for batch in SPLIT]
+    known = {len(batch["input_ids"][0]): each for batch, each in zip(SPLIT, logits, strict=True)}
+
+    def squared(output: Any, batch: Any) -> Tensor:
+        return (output["logits"] - known[batch["input_ids"].shape[1]][: len(batch["input_ids"])]).square().mean(dim=1)
+
+    def absolute(output: Any, batch: Any) -> Tensor:
+        return (output["logits"] - known[batch["input_ids"].shape[1]][: len(batch["input_ids"])]).abs().mean(dim=1)
+
+    def score(loss: Any, folder: Path | None) -> list[float]:
+        heads = mhaprune.wrap(classifier(), loss, score=SPLIT, quality=right, cache=folder)
+        return heads.score("ablation")["score"].tolist()
+
+    assert score(squared, tmp_path) != score(absolute, tmp_path) == score(absolute, None)
+
+
 def test_a_damaged_file_is_set_aside_and_measured_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     whole = scored(tmp_path, Counted())
     files = sorted(tmp_path.glob("masks-*.pt"))
@@ -91,6 +108,9 @@ def test_a_batch_that_does_not_fit_is_named_with_the_size_that_would() -> None:
     limit = 0
     with pytest.raises(ValueError, match="of 6 examples of these does not fit .*, not even one would"):
         heads.score("gate_output")
+    limit = 4
+    with pytest.raises(ValueError, match="of 6 examples of these does not fit .*; give smaller|cpu, give smaller"):
+        heads.score("taylor_example")  # whose hooks wait for all six
 
 
 def test_what_takes_no_second_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

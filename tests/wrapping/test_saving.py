@@ -217,3 +217,71 @@ def test_a_ragged_folder_says_how_it_is_read_and_keeps_its_tokenizer(bert: Any, 
     assert "AutoModel.from_pretrained(folder, trust_remote_code=True)" in (tmp_path / "small/README.md").read_text()
     read = transformers.AutoTokenizer.from_pretrained(tmp_path / "small")
     assert read("one two")["input_ids"] == tokenizer("one two")["input_ids"]
+
+
+class WithHead(Sentences):
+    """It saves itself, and has weights outside of the model that it holds."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.parts_on_top = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 4, 8, batch_first=True), 1)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        said: Tensor = self.parts_on_top(self.parts[0](input_ids).last_hidden_state)[:, 0]
+        return said
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_around_a_model_of_transformers_are_kept(bert: Any, tmp_path: Path) -> None:
+    batch = {"input_ids": IDS}
+    heads = mhaprune.wrap(WithHead(bert).eval(), size, score=[batch])
+    lost = [heads.grid.heads[0], heads.grid.heads[-1], heads.grid.heads[-4]]
+    small: Any = heads.prune(mask=lost)
+    mhaprune.save(small, tmp_path / "small")
+    again = mhaprune.load(tmp_path / "small", model=WithHead(type(bert)(bert.config)))
+    assert torch.equal(called(again, batch), called(small, batch))
+    assert list(mhaprune.wrap(again, size, score=[batch]).grid) == [head for head in heads.grid if head not in lost]
+
+
+def test_a_pruned_part_of_a_larger_model_keeps_its_names(tmp_path: Path) -> None:
+    class Larger(nn.Module):
+        def __init__(self, part: nn.Module) -> None:
+            super().__init__()
+            self.part, self.more = part, nn.Linear(3, 2)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            said: Tensor = self.more(self.part(ids))
+            return said
+
+    small = Larger(mhaprune.wrap(built(), size, score=[IDS]).prune(mask={0: [0, 2]})).half()
+    mhaprune.save(small, tmp_path / "small")
+    again: Any = mhaprune.load(tmp_path / "small", model=Larger(built(seed=1)))
+    assert again.more.weight.dtype == torch.float16
+    heads = mhaprune.wrap(again.float(), size, score=[IDS])
+    assert [head.head for head in heads.grid] == [1, 3, *range(4), *range(4)]
+
+
+class Alone(Attention):
+    """Attention that is the whole model, with a number for each head that is not among the saved weights."""
+
+    slopes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("slopes", torch.tensor([0.5, 1.0, 2.0, 4.0]), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        bias = self.slopes[:, None, None] * torch.arange(x.shape[1])
+        out: Tensor = self.o(F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2))
+        return out
+
+
+def test_numbers_of_heads_that_are_not_saved_are_those_of_the_heads_that_are_left(tmp_path: Path) -> None:
+    x = torch.randn(3, 5, WIDTH, generator=torch.Generator().manual_seed(0))
+    heads = mhaprune.wrap(built(Alone), lambda output, batch: output.square().mean(dim=(1, 2)), score=[x])
+    small: Any = heads.prune(mask=["attention.0.0", "attention.0.2"])
+    mhaprune.save(small, tmp_path / "small")
+    again: Any = mhaprune.load(tmp_path / "small", model=built(Alone, seed=1))
+    assert again.slopes.tolist() == small.slopes.tolist() == [1.0, 4.0]
+    assert torch.equal(called(again, x), called(small, x))

@@ -124,7 +124,11 @@ def test_views_that_are_not_of_heads_stay_as_they_are() -> None:
         assert torch.rand(()).view(1).shape == torch.rand(1, 1).view(()).view(1).shape == (1,)
         assert torch.zeros(4).view(torch.int32).dtype == torch.int32
         assert [len(part) for part in torch.rand(24, 2).split(4)] == [4] * 6
+        assert [part.shape[1] for part in torch.rand(2, 18, 18).split(6, dim=1)] == [6, 6, 6]  # along positions
     with Sizes({3: 2, 18: 12, 54: 36}):
         assert torch.rand(2, 5, 36).view(2, 5, 3, 3, 6).shape == (2, 5, 3, 2, 6)
+        assert torch.rand(2, 5, 12).view(2, 5, 3, 6).shape == (2, 5, 2, 6)
+    with Sizes({6: 4, 36: 24}):
+        assert torch.rand(2, 5, 24).view(2, 5, 6, 6).shape == (2, 5, 4, 6)
     with Sizes({4: 1, 24: 6}):
         assert torch.rand(8, 6).view(2, 4, 6).shape == (2, 4, 6)
