@@ -85,11 +85,11 @@ def wrap(
     `prove="blocks"` compares removing and masking for one attention layer after the other, in float64; "whole" does so
     for a copy of the model; "none" proves nothing now. A removal is always proved.
 
-    With `workers`, masks are measured by so many processes of Ray, each with a copy of the model: here, or on the
-    cluster that `RAY_ADDRESS` names. The scores are the same in every bit.
+    `workers` is a number of Ray processes, each with a copy of the model, which share the masks. They run here, or on
+    the cluster that `RAY_ADDRESS` names. The scores are the same in every bit.
 
-    In the folder `cache`, the measured masks of every batch are kept that took a second or more. So a scoring that was
-    killed goes on where it was, in the next process that asks the same.
+    `cache` is a folder. It keeps the results of every batch that took a second or more. If a scoring is killed, the
+    next process that asks the same goes on from there.
 
     `blocks` names the attention layers by hand, for a model in which they are not found. Raises `Unsupported`, one
     line, for a model that cannot be understood.

@@ -194,8 +194,8 @@ class _Trace:
         return found
 
     def _find_numbers(self, found: _Found, computed: Sequence[Tensor]) -> None:
-        """Record the tensors of which each head reads a part of its own: parameters and buffers of the module, outputs
-        of linear modules in it, and its arguments."""
+        """Record the tensors that hold a part for each head: parameters and buffers of the module, outputs of linear
+        modules in it, and its arguments."""
         H, path, given = found.heads, self.paths[found.module], self.given.get(found.module, {})
         made = {rows.path for rows in found.rows.values() if isinstance(rows, Rows)}
         leaves = [(self.paths[module], leaf) for module, leaf in self.leaves if within(self.paths[module], path)]

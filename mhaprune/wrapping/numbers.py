@@ -1,4 +1,4 @@
-"""Find the tensors of which each head reads a part of its own: position biases, slopes, factors.
+"""Find tensors that hold a part for each head: position biases, slopes, factors.
 
 They are found by gradients: the output of head h depends on index h of one dimension, and on nothing else.
 
@@ -44,8 +44,8 @@ class Followed:
 
 
 def dimensions_of_heads(computed: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[int | None]:
-    """Return for each tensor the dimension of which each head reads a part of its own, all parts equal and side by
-    side. It is counted from the last, which is -1; None for other tensors.
+    """Return for each tensor the dimension that the heads share, or None. Each head reads a part of its own; all parts
+    are equally long and stand side by side. The dimension is counted from the last, which is -1.
 
     `computed` holds what each head computes, all (B, H, T, K), such as queries and outputs.
     """

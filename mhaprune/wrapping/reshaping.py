@@ -85,8 +85,8 @@ def _with_attention(model: Any, path: str) -> Any:
 
 
 def keep_numbers(model: Any, path: str, kept: Sequence[int], dim: int, heads: int) -> Tensor:
-    """Keep, in place, only the numbers of the `kept` ones of so many heads in a parameter or buffer. Return what is
-    left."""
+    """Keep only the numbers of the heads `kept` in a parameter or buffer, in place. Return what is left. `heads` is the
+    number of heads before."""
     owner, _, name = path.rpartition(".")
     tensor = getattr(model.get_submodule(owner), name)
     places = torch.arange(tensor.shape[dim], device=tensor.device).unflatten(0, (heads, -1))

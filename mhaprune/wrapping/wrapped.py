@@ -52,7 +52,7 @@ class WrappedModel(GatedModel):
     workers: int = 0
     """The number of worker processes that many masks are handed to; 0 for this process."""
     cache: Cache | None = None
-    """Where slow measurements of many masks are kept, so that they go on after a kill; None for nowhere."""
+    """The files in which slow measurements of many masks are kept, so that they go on after a kill; None for none."""
     _lengths: WeakKeyDictionary[Batches, dict[Block, int]] = field(default_factory=WeakKeyDictionary, repr=False)
     """The number of positions that each block writes to, for every batch that was run."""
 
