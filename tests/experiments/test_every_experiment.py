@@ -16,6 +16,7 @@ from mhaprune.reporting.headline import against_settings
 from mhaprune.reporting.plots import draw, lay_out
 from mhaprune.reporting.sentences import if_poor
 from mhaprune.reporting.settings import setting
+from mhaprune.reporting.words import words
 from mhaprune.runs.found import read_run
 from mhaprune.runs.run import MODEL, SHOW, build
 from mhaprune.settings.options import ConfigError
@@ -42,7 +43,7 @@ def done(request: pytest.FixtureRequest, ran: Callable[[str], Path], shared: Pat
 
 def test_it_ends_in_sentences_that_the_tables_alone_give(done: Done) -> None:
     """And in no table but those it names, so that a search for another is refused before a job; every row says of which
-    run it is."""
+    run it is, and every column has a meaning."""
     lines = list(done.kind.say(done.tables))
     assert lines
     lines += if_poor(done.tables)
@@ -56,6 +57,7 @@ def test_it_ends_in_sentences_that_the_tables_alone_give(done: Done) -> None:
     assert set(done.tables) <= set(done.kind.tables), sorted(done.tables)
     for name, frame in done.tables.items():
         assert set(frame["run"]) <= {status["identity"]["run"]}, name
+        assert [column for column in frame if not words().column(column)] == [], name
 
 
 def test_its_stages_come_in_the_order_that_it_says(done: Done) -> None:
