@@ -5,5 +5,8 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["mhaprune*"]), "mhaprune.conf"],
     package_dir={"mhaprune.conf": "conf"},
-    package_data={"mhaprune": ["py.typed", "reporting/*.jinja", "reporting/*.yaml"], "mhaprune.conf": ["*.yaml", "*/*.yaml"]},
+    package_data={
+        "mhaprune": ["py.typed", "reporting/*.jinja", "reporting/*.yaml"],
+        "mhaprune.conf": ["*.yaml", "*/*.yaml"],
+    },
 )

@@ -70,6 +70,10 @@ class Experiment(Checked, ABC):
     A table may have any name: `run` and `collect` leave the reading of tables to the experiment.
     """
 
+    question: ClassVar[str] = ""
+    """The question that the experiment answers, for the top of its report."""
+    then: ClassVar[str] = ""
+    """What to do next, in a sentence or two, for the report."""
     figures: ClassVar[Figures] = ()
     """The figures of one run, in the order of the report."""
     tables: ClassVar[tuple[str, ...]] = ()

@@ -7,7 +7,18 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.reporting.headline import Number, share_number
-from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, ENDS, NOTHING, QUALITY, QUARTILES, SURE, Tables, quality_name
+from mhaprune.tables import (
+    CHOOSE_DROP,
+    CHOOSE_QUALITY,
+    ENDS,
+    NOTHING,
+    QUALITY,
+    QUARTILES,
+    SURE,
+    Tables,
+    quality_name,
+    timed_name,
+)
 
 
 def summary_of(curve: pd.DataFrame, dense: pd.Series, tolerance: float, *more: str) -> dict[str, Any]:
@@ -58,13 +69,25 @@ def headline(summary: pd.DataFrame, tables: Tables) -> list[Number]:
     numbers: list[Number] = []
     for recovery, rows in summary.groupby("recovery", sort=False):
         row, after = most_removed(rows), "" if recovery == NOTHING else str(recovery)
-        total = float(row["heads_total"])
+        total, sure = float(row["heads_total"]), row.get(SURE, nan)
+        surely = "" if isnan(sure) else f"{int(sure) or 'none'} of them at 95 % confidence"
+        ends = (
+            f"95 % interval {_percent(row, QUALITY, '_low', '_high')}; {_percent(row, 'dense_quality')} with all heads"
+        )
+        quartiles = f"{timed_name(tables)}; quartiles {row['speedup_q1']:.2f} to {row['speedup_q3']:.2f}"
         numbers += [
-            Number("heads that can go", float(row["heads_removed"]), total, after, 0.0, total),
-            share_number(quality_name(tables), row[QUALITY], row["dense_quality"], after),
-            Number("times as fast", float(row["speedup"]), 1.0, after, 0.0),
+            Number("heads that can go", float(row["heads_removed"]), total, after, 0.0, total, surely),
+            share_number(quality_name(tables), row[QUALITY], row["dense_quality"], after, ends),
+            Number("times as fast", float(row["speedup"]), 1.0, after, 0.0, beside=quartiles),
         ]
     return numbers
+
+
+def _percent(row: pd.Series, column: str, *ends: str) -> str:
+    """Return shares as text in percent, `98.0 to 99.7 %`; other qualities as they are."""
+    values = [float(row[f"{column}{end}"]) for end in ends or ("",)]
+    shares = all(0 <= value <= 1 for value in values)
+    return " to ".join(f"{100 * value:.1f}" if shares else f"{value:.3f}" for value in values) + " %" * shares
 
 
 def caveats(tables: Tables, sure: bool, tolerance: float, recovered: str) -> Iterator[str]:

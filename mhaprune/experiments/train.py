@@ -25,6 +25,8 @@ class Train(Experiment):
     saves: ClassVar[bool] = True
     """Whether the model is saved."""
     needs_training = True
+    question = "How good is the model?"
+    then = "`experiment=ablate` shows which of its heads can be removed; the model is in the cache already."
     tables = ("accuracy", "groups", "examples", "training")
     figures = (training_curve,)
 

@@ -45,17 +45,28 @@ class Number(NamedTuple):
     """The smallest possible value."""
     most: float = math.inf
     """The largest possible value."""
+    beside: str = ""
+    """Words for the report to put under the number: its interval, and what it is compared with."""
 
     @property
     def name(self) -> str:
         """The name as a column of a table: `what`, with the recovery if there is one."""
         return f"{self.what}, after {self.after}" if self.after else self.what
 
+    @property
+    def large(self) -> str:
+        """The number as the first screen of a report shows it: `12 of 24`, `99.2 %`, `1.34`; a dash for NaN."""
+        if math.isnan(self.value):
+            return "–"
+        if self.most == self.whole > 1:
+            return f"{self.value:g} of {self.whole:g}"
+        return f"{100 * self.value:.1f} %" if (self.least, self.most) == (0, 1) else f"{self.value:.3g}"
 
-def share_number(what: str, value: float, whole: float = math.nan, after: str = "") -> Number:
+
+def share_number(what: str, value: float, whole: float = math.nan, after: str = "", beside: str = "") -> Number:
     """Return a quality as a `Number`. A value from 0 to 1 counts as a share, so its limits are 0 and 1."""
     ends = (0.0, 1.0) if 0 <= value <= 1 else (-math.inf, math.inf)
-    return Number(what, float(value), float(whole), after, *ends)
+    return Number(what, float(value), float(whole), after, *ends, beside)
 
 
 def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot | None:

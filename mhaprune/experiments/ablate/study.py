@@ -45,6 +45,11 @@ class Ablate(HeadBudgets, WithinTolerance):
     """
 
     recovers = True
+    question = "Which heads can be removed, and what does that bring?"
+    then = (
+        "`experiment=explain` shows what the heads look at; `experiment=prune` looks for still"
+        " smaller models and saves them."
+    )
     tables = ("summary", "heads", "pruning", "recovered", "agreement", "latency", "answers", "training")
     figures = (report.accuracy_curves, head_scores, agreement, report.latency_curves, training_curve)
     figures_over_runs = (compare_curves,)

@@ -47,6 +47,8 @@ class Anatomy(Experiment):
 
     needs_training = True
     reads_example = True
+    question = "How does one call of multi-head attention work?"
+    then = "`experiment=explain` shows what every head of the model looks at."
     tables = ("tensors", "values", "scaling", "examples", "training")
     figures = (report.life_of_the_tensors, report.scaling)
     say = staticmethod(report.say)

@@ -85,6 +85,8 @@ class Compare(HeadBudgets):
     """A limit on the cost in forward passes over the score split; a backward pass counts two. The report names the best
     choice at any cost and the best within this limit."""
 
+    question = "Which score chooses heads best, and is a search worth its cost?"
+    then = "`experiment=ablate scorer=[NAME]` removes heads by the score that you choose."
     tables = ("winner", "methods", "heads", "pruning", "oracle", "training")
     figures = (report.regret_map, head_scores, training_curve)
     figures_over_runs = (report.compare_methods, compare_curves)

@@ -47,6 +47,11 @@ class Interact(Experiment):
     tolerance_nats: Annotated[float, Ge(0)] = 0.01
     """The smallest interaction (in size) that is counted, in nats of mean loss."""
 
+    question = "Which heads stand in for each other?"
+    then = (
+        "`experiment=prune schedule=[greedy]` chooses one head after the other, so that of two"
+        " that stand in for each other one stays."
+    )
     tables = ("alone", "pairs", "together")
     figures = (report.interactions, report.together)
     stages: ClassVar[Stages] = {"score": 1, "pairs": 7, "prove": 1}

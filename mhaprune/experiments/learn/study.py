@@ -36,6 +36,8 @@ class Learn(Experiment):
     """The exact match to reach. None means the value at which the task counts as learnt."""
 
     needs_training = True
+    question = "How long does training take?"
+    then = "`-m experiment=learn training=default,adamw seed=0,1,2` compares recipes seed by seed."
     tables = ("reached", "training")
     figures = (training_curve,)
     figures_over_runs = (report.time_to_accuracy,)

@@ -52,6 +52,8 @@ class Prune(WithinTolerance):
     cost of the model: `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms` (the time of one greedy decoding)."""
 
     recovers = True
+    question = "How few heads are enough?"
+    then = "`model_file=` with a file of `models/` in this folder studies a pruned model with any experiment."
     tables = ("smallest", "recovery", "latency", "costs", "recovery_training", "training")
     figures = (report.recovery_curves, report.survivors, training_curve)
     stages: ClassVar[Stages] = {"cost": 1, "prune and recover": 450, "controls": 800, "time": 10, "prove": 1}

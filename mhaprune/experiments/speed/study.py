@@ -52,6 +52,8 @@ class Speed(HeadBudgets):
     rounds: Annotated[int, Ge(1)] = 20
     """Number of rounds in which each model is timed once."""
 
+    question = "How much faster is the model with fewer heads, and at which size?"
+    then = "`experiment=ablate` shows which heads can be removed, and what that costs."
     tables = ("speed", "parts", "tradeoff", "pruning", "training")
     figures = (report.speedup_curves, report.accuracy_milliseconds, report.time_by_part)
     stages: ClassVar[Stages] = {"sizes": 125, "trained model": 23, "prove": 1}
