@@ -70,7 +70,7 @@ def headline(summary: pd.DataFrame, tables: Tables) -> list[Number]:
     for recovery, rows in summary.groupby("recovery", sort=False):
         row, after = most_removed(rows), "" if recovery == NOTHING else str(recovery)
         total, sure = float(row["heads_total"]), row.get(SURE, nan)
-        surely = "" if isnan(sure) else f"{int(sure) or 'none'} of them at 95 % confidence"
+        surely = "" if isnan(sure) or not row["heads_removed"] else f"{int(sure) or 'none'} of them at 95 % confidence"
         ends = (
             f"95 % interval {_percent(row, QUALITY, '_low', '_high')}; {_percent(row, 'dense_quality')} with all heads"
         )

@@ -7,14 +7,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mhaprune.data import EOS, SPECIAL, Examples, pad, shift_right
+from mhaprune.data import EOS, SPECIAL, Data, Examples, pad, shift_right
 from mhaprune.heads import HeadId, HeadMask, Site
+from mhaprune.measure.outcomes import all_open, measure_masks
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import track
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.studies.study import Study, Trained
-from mhaprune.subject import Outcome
-from mhaprune.tables import HEAD
+from mhaprune.subject import Outcome, Subject
+from mhaprune.tables import HEAD, LOSS_RISE, QUALITY
 from mhaprune.tasks.base import Task
 
 
@@ -124,47 +125,96 @@ def shown_by(model: Seq2Seq, trained: Trained, numbers: Sequence[int]) -> list[S
 def answer_tables(
     trained: Trained, numbers: Sequence[int], closed: Outcome, most_wrong: int
 ) -> dict[str, pd.DataFrame]:
-    """Return the tables `wrong` (see `turned_wrong`), `examples` and `attention` for mhaprune's own model."""
+    """Return the tables `wrong` (see `turned_wrong`), `closed` (see `answers_without`), `examples` and `attention` for
+    mhaprune's own model."""
     network, task, splits = trained.network, trained.task, trained.splits
     shown = shown_by(network, trained, numbers)
+    without = answers_without(network, task, shown)
     return {
-        "wrong": turned_wrong(network, task, shown, splits.report, closed, most_wrong),
+        "wrong": turned_wrong(network, task, shown, without, splits.report, closed, most_wrong),
         "examples": examples_table(shown, splits.train),
         "attention": attention_table(network, task, shown),
+        "closed": without,
     }
 
 
-def text_tables(study: Study, numbers: Sequence[int]) -> dict[str, pd.DataFrame]:
-    """Return two tables for a pretrained model: `examples`, one row per text, and `attention` (see `attention_table`).
-    If the tokens of a text are not known, they are named by their positions."""
-    texts, parts = [], list[pd.DataFrame]()
+def answers_without(subject: Seq2Seq, task: Task, shown: Sequence[Shown]) -> pd.DataFrame:
+    """Return a row per example and head, with the model's answer when this head is closed."""
+    rows = []
+    for head in track(subject.grid, "heads", name=str):
+        gates_N = HeadMask(subject.grid).without(head).gates(subject.positions.device).to(subject.positions.dtype)
+        for number, one in enumerate(shown):
+            symbols = task.vocabulary.decode(one.batch.source[0].tolist())
+            answer = show(subject, task, symbols, None, gates_N).answer
+            rows.append({"example": number, **head_columns(head), "answer": answer})
+    return pd.DataFrame(rows, columns=["example", *HEAD, "answer"])
+
+
+def close_each(subject: Subject, examples: Data) -> Outcome:
+    """Return the outcome with all heads open and then with one head closed at a time, (1 + N, E)."""
+    gates_MN = all_open(subject, 1 + len(subject.grid))
+    gates_MN[1:].fill_diagonal_(0.0)
+    return measure_masks(subject, examples, gates_MN)
+
+
+MOST_WEIGHTS = 2_000_000
+"""Largest number of attention weights of a text in a table. Of a longer text, the first tokens are shown."""
+
+
+def text_tables(study: Study, numbers: Sequence[int], closed: Outcome) -> dict[str, pd.DataFrame]:
+    """Return three tables for a pretrained model: `examples`, one row per text; `attention` (see `attention_table`);
+    and `closed`, the quality and the rise of the loss of each text with a head closed.
+
+    `closed` are the outcomes of the report split with all heads open and with each head closed, (1 + N, E). If the
+    tokens of a text are not known, they are named by their positions.
+    """
+    texts, parts, without = [], list[pd.DataFrame](), []
+    grid = study.subject.grid
+    most = max(int((MOST_WEIGHTS / len(grid)) ** 0.5), 1)
     for example, number in enumerate(numbers):
         batch = study.splits.report[number : number + 1]
         (words,) = study.tokens(batch) if study.tokens is not None else [[]]
-        texts.append({"example": example, "source": " ".join(words)})
         with torch.no_grad():
             maps = study.subject.attention_maps(batch)
+        longest = 0
         for block, seen in maps.items():
-            counts = (int(real[0].sum()) for real in (seen.queries, seen.keys))  # without padding
+            counts = [int(real[0].sum()) for real in (seen.queries, seen.keys)]  # without padding
             queries, keys = (words if count == len(words) else list(map(str, range(count))) for count in counts)
-            weights_HTU = seen.weights[0][:, seen.queries[0]][:, :, seen.keys[0]]
-            own = [head for head in study.subject.grid if head.block == block]
+            weights_HTU = seen.weights[0][:, seen.queries[0]][:, :, seen.keys[0]][:, :most, :most]
+            own = [head for head in grid if head.block == block]
             parts += _cells(example, own, weights_HTU, {"reads": queries}, keys)
-    return {"examples": pd.DataFrame(texts), "attention": pd.concat(parts, ignore_index=True)}
+            longest = max(longest, *counts)
+        texts.append({"example": example, "source": " ".join(words), "symbols": longest})
+        for i, head in enumerate(grid, 1):
+            rise = float(closed.loss[i, number] - closed.loss[0, number])
+            measured = {QUALITY: float(closed.quality[i, number]), "open_quality": float(closed.quality[0, number])}
+            without.append({"example": example, **head_columns(head), **measured, LOSS_RISE: rise})
+    return {
+        "examples": pd.DataFrame(texts),
+        "attention": pd.concat(parts, ignore_index=True),
+        "closed": pd.DataFrame(without),
+    }
 
 
 def turned_wrong(
-    subject: Seq2Seq, task: Task, asked: Sequence[Shown], examples: Examples, closed: Outcome, shown: int
+    subject: Seq2Seq,
+    task: Task,
+    asked: Sequence[Shown],
+    without: pd.DataFrame,
+    examples: Examples,
+    closed: Outcome,
+    shown: int,
 ) -> pd.DataFrame:
     """Return a row per head and example whose answer turns wrong when this head is closed, with the wrong answer. For
-    each head, the examples `asked` come first, then up to `shown` of the `examples`."""
+    each head, the examples `asked` come first, whose answers are those of `without`, then up to `shown` of the
+    `examples`."""
     right_E = closed.quality[0] == 1
     rows: list[dict[str, Any]] = []
-    for head in track(subject.grid, "heads", name=str):
+    for head in subject.grid:
         gates_N = HeadMask(subject.grid).without(head).gates(examples.device).to(subject.positions.dtype)
-        for one in asked:
-            symbols = task.vocabulary.decode(one.batch.source[0].tolist())
-            without_it = show(subject, task, symbols, None, gates_N).answer
+        own = without[(without[HEAD] == list(head)).all(axis=1)]
+        for number, without_it in own[["example", "answer"]].itertuples(index=False):
+            one = asked[number]
             if one.answer == one.right != without_it:
                 example = f"{one.source} -> {one.right}"
                 rows.append(head_columns(head) | {"example": example, "said_without_it": without_it})

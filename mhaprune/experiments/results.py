@@ -7,8 +7,9 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.experiments.base import Experiment, Findings, figures_of
-from mhaprune.reporting.head_map import SmallMap, in_small
-from mhaprune.reporting.page import proof_sentences, render
+from mhaprune.reporting.attention_view import view_of
+from mhaprune.reporting.head_map import SmallMap, in_small, thumbnail
+from mhaprune.reporting.page import NOTHING_ASKED, FirstScreen, fill, proof_sentences, render
 from mhaprune.reporting.plots import Plot
 from mhaprune.reporting.sentences import if_poor
 from mhaprune.studies.study import Study
@@ -33,16 +34,31 @@ class Results:
     """The tables without the columns that identify the run."""
     small_map: SmallMap | None = None
     """A small map of the heads that stay and that can be removed; None for an experiment that does not decide this."""
+    first: FirstScreen = NOTHING_ASKED
+    """The question and the most important numbers."""
     trained_with: Mapping[str, Any] = field(default_factory=dict)
     """The threads, device and version of torch that trained the model; empty if they are not known."""
 
     def page(self, facts: Mapping[str, Any] | None = None) -> str:
         """Return the report as one self-contained HTML page."""
         proofs = proof_sentences(self.checks)
-        return render(self.title, self.sentences, self.figures.values(), self.found, facts or {}, proofs)
+        plots = self.figures.values()
+        return render(self.title, self.sentences, plots, self.found, facts or {}, proofs, self.first)
 
     def __repr__(self) -> str:
         return "\n".join([self.title, *self.sentences])
+
+    def _repr_html_(self) -> str:
+        """Return the first screen of the report, for a notebook: the answer, its numbers and the map of heads."""
+        return fill(
+            "notebook",
+            first=self.first,
+            lines=self.sentences,
+            title=self.title,
+            map=thumbnail(self.small_map, 14),
+            figures=list(self.figures),
+            tables={name: len(frame) for name, frame in self.tables.items()},
+        )
 
 
 def present(
@@ -64,5 +80,6 @@ def present(
         files=findings.files,
         found=found,
         small_map=None if verdict is None else in_small(verdict),
+        first=FirstScreen(experiment.question, experiment.headline(found), experiment.then, view_of(found, verdict)),
         trained_with=study.trained_with,
     )

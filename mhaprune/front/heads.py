@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,7 +34,7 @@ from mhaprune.settings.options import option
 from mhaprune.settings.ranges import Ge, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.storage.store import write_bytes
-from mhaprune.studies.pretrained import study_of
+from mhaprune.studies.pretrained import study_of, tokens_of
 from mhaprune.tables import MOMENTS
 from mhaprune.wrapping.blocks import AttentionBlock, Unsupported
 from mhaprune.wrapping.losses import Judge
@@ -105,6 +106,19 @@ def wrap(
 @dataclass(frozen=True, repr=False, eq=False)
 class Heads(ModelWithData):
     """The attention heads of a model, with methods that score, choose, remove and time them. Made by `wrap`."""
+
+    def _repr_html_(self) -> str:
+        """Return what `repr` says with a map of the heads, for a notebook. Hollow squares are heads without effect."""
+        from mhaprune.reporting.head_map import SmallMap, thumbnail
+
+        idle = self.subject.without_effect
+        rows = [
+            ["0" if head in idle else "1" for head in self.grid if head.block == block] for block in self.grid.blocks
+        ]
+        small = thumbnail(SmallMap(repr(self), ["".join(row) for row in rows]), 14)
+        names = "".join(f"<div>{escape(str(block))}</div>" for block in self.grid.blocks)
+        side = '<div style="display:flex;gap:.7em;align-items:center;line-height:14px;font-size:11px;text-align:right">'
+        return f"<p>{escape(repr(self))}</p>{side}<div>{names}</div>{small}</div>"
 
     @checked
     @shown()
@@ -327,11 +341,13 @@ class Heads(ModelWithData):
         tolerance: Annotated[float, Within(0, 1)] = 0.01,
         refit: bool = True,
         rounds: Annotated[int, Ge(1)] = 20,
+        tokenizer: Any = None,
     ) -> Results:
         """Measure how many heads can be removed, and the cost and the speed-up: `experiment=ablate`, as one page.
 
         Heads are removed in one shot by each scorer. `budgets` are shares or numbers of heads. `tolerance` is the
         largest loss of quality on the *choose* split. With `refit`, the models of the best scorer are refitted, too.
+        With a `tokenizer`, the page also shows the attention of every head in the first text of *report*, to touch.
 
         >>> found = heads.report("heads.html", budgets=[0.5], rounds=2)
         >>> found.tables["pruning"]["heads_removed"].unique().tolist()
@@ -343,6 +359,7 @@ class Heads(ModelWithData):
         for name in ("choose", "report"):
             self.splits[name]
         from mhaprune.experiments.ablate.study import Ablate
+        from mhaprune.experiments.examples import close_each, text_tables
         from mhaprune.experiments.results import present
 
         experiment = Ablate(budgets=tuple(budgets), tolerance=tolerance, latency_rounds=rounds)
@@ -355,7 +372,14 @@ class Heads(ModelWithData):
         title = f"The {self.subject.counted} of {type(self.subject.model).__name__}"
         title += ", each counted as one head" if isinstance(self.subject, UnitModel) else ""
         with doing(title, stages=Ablate.stages):
-            results = present(experiment, study, experiment(study), title)
+            findings = experiment(study)
+            if tokenizer is not None:
+                study = replace(study, tokens=lambda batch: tokens_of(tokenizer, batch.as_given()))
+                first = self.splits.report[:1]
+                findings.tables.update(text_tables(study, [0], close_each(study.subject, first)))
+            results = present(experiment, study, findings, title)
+        then = "`heads.prune(mask=...)` removes heads for real, and `mhaprune.save` writes what is left."
+        results = replace(results, first=results.first._replace(then=then))
         if path is not None:
             write_bytes(Path(path), results.page({"heads": repr(self)}).encode())
         return results

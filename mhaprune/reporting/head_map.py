@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import pandas as pd
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
@@ -42,6 +43,25 @@ class SmallMap(NamedTuple):
     """The result in one line."""
     rows: list[str]
     """A text per block: `1` for a head that stays, `0` for one that can be removed, a blank for no head."""
+
+
+KINDS = {"1": "fill:var(--mark,#0072B2)", "0": "fill:none;stroke:#8c8c8c"}
+"""The looks of squares in a thumbnail: heads that stay and heads that are removed."""
+
+
+def thumbnail(small: SmallMap | None, tile: int = 7) -> Markup:
+    """Return the map of heads as a small SVG picture: full squares for heads that stay, hollow for the others. A square
+    and the gap beside it are `tile` pixels wide."""
+    if small is None or not any(small.rows):
+        return Markup()
+    side = tile - 2
+    paths = []  # one path for all squares of a kind: a page opens faster than with an element for each
+    for kind, look in KINDS.items():
+        corners = [(x, y) for y, row in enumerate(small.rows) for x, each in enumerate(row) if each == kind]
+        squares = "".join(f"M{x * tile + 1} {y * tile + 1}h{side}v{side}h-{side}z" for x, y in corners)
+        paths.append(Markup('<path style="{}" d="{}"/>').format(look, squares) if squares else "")
+    size = Markup('width="{}" height="{}"').format(max(map(len, small.rows)) * tile, len(small.rows) * tile)
+    return Markup('<svg {} role="img"><title>{}</title>{}</svg>').format(size, small.title, Markup("").join(paths))
 
 
 def in_small(verdict: Verdict) -> SmallMap:

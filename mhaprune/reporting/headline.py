@@ -60,7 +60,9 @@ class Number(NamedTuple):
             return "–"
         if self.most == self.whole > 1:
             return f"{self.value:g} of {self.whole:g}"
-        return f"{100 * self.value:.1f} %" if (self.least, self.most) == (0, 1) else f"{self.value:.3g}"
+        if (self.least, self.most) == (0, 1):
+            return f"{100 * self.value:.1f} %"
+        return f"{self.value:,.{2 if abs(self.value) < 10 else 0 if self.value.is_integer() else 1}f}"
 
 
 def share_number(what: str, value: float, whole: float = math.nan, after: str = "", beside: str = "") -> Number:

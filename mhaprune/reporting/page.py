@@ -3,17 +3,41 @@
 import base64
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from pandas.api.types import is_numeric_dtype
 
+from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import Plot
+from mhaprune.reporting.words import words
 from mhaprune.tables import Tables, varying
 
 LONGEST = 500
 """Largest number of rows of a table on the page; the table's file has all rows."""
+MAP = "matter"
+"""The name of the figure that stands beside the answer: the map of heads."""
+
+
+class FirstScreen(NamedTuple):
+    """The top of a page: what was asked, and what was found in numbers."""
+
+    question: str = ""
+    """The question, above the first sentence."""
+    numbers: Sequence[Number] = ()
+    """The numbers beside it."""
+    then: str = ""
+    """What to do next. Commands in it stand between backticks."""
+    view: Mapping[str, Any] | None = None
+    """The attention that can be touched, see `attention_view`; None without one."""
+
+
+NOTHING_ASKED = FirstScreen()
 
 
 def proof_sentences(checks: Mapping[str, float]) -> list[str]:
@@ -49,19 +73,48 @@ def render(
     tables: Tables,
     facts: Mapping[str, Any],
     checks: Sequence[str] = (),
+    first: FirstScreen = NOTHING_ASKED,
 ) -> str:
-    """Return the whole page. `facts` describe the run. Long tables are folded, and cut after `LONGEST` rows."""
+    """Return the whole page. `facts` describe the run. Tables are folded, and cut after `LONGEST` rows. The first time
+    that a term of `words` is used, a text on hover explains it."""
+    figures = list(plots)
+    read = "\n".join([first.question, *lines, *checks, *(each.caption for each in figures)])
     return fill(
         "report",
-        {"base64": lambda content: base64.b64encode(content).decode()},
+        {"base64": lambda content: base64.b64encode(content).decode(), "explained": partial(_explained, set())},
         title=title,
         lines=lines,
-        figures=list(plots),
+        first=first,
+        groups=[list(group) for _, group in groupby(first.numbers, attrgetter("after"))],
+        map=next((each for each in figures if each.name == MAP), None),
+        figures=[each for each in figures if each.name != MAP],
         tables=[_table(name, frame) for name, frame in tables.items()],
         longest=LONGEST,
         facts=facts,
         checks=checks,
+        glossary=words().used_in(read),
     )
+
+
+def _explained(seen: set[str], text: str) -> Markup:
+    """Return a text as HTML: what stands between backticks as code, and each term that is not yet among those `seen`
+    with its meaning, which a browser shows on hover."""
+    known = words()
+    parts = []
+    for i, part in enumerate(text.split("`")):
+        if i % 2:
+            parts.append(Markup("<code>{}</code>").format(part))
+            continue
+        ends = 0
+        for found in known.anywhere.finditer(part):
+            term = known.term(found[0])
+            if term not in seen:
+                seen.add(term)
+                abbr = Markup('<abbr title="{}" tabindex="0">{}</abbr>').format(known.words[term], found[0])
+                parts += [escape(part[ends : found.start()]), abbr]
+                ends = found.end()
+        parts.append(escape(part[ends:]))
+    return Markup("").join(parts)
 
 
 def _table(name: str, frame: pd.DataFrame) -> dict[str, Any]:
@@ -70,7 +123,8 @@ def _table(name: str, frame: pd.DataFrame) -> dict[str, Any]:
     return {
         "name": name,
         "count": len(frame),
-        "columns": {each: is_numeric_dtype(frame[each]) for each in shown},
+        "text": words().table(name),
+        "columns": {each: (is_numeric_dtype(frame[each]), words().column(each)) for each in shown},
         "rows": list(frame[shown][:LONGEST].itertuples(index=False, name=None)),
         "same": {each: frame[each].iloc[0] for each in frame if each not in shown},
     }

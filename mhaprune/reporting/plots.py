@@ -60,6 +60,10 @@ class Plot:
     caption: str
     figure: Figure
     alt: str = ""
+    appendix: bool = False
+    """Whether the figure is for specialists: a page shows it folded, below the others."""
+    tables: tuple[str, ...] = ()
+    """The names of the tables that it was drawn from."""
 
     @cached_property
     def png(self) -> bytes:

@@ -12,7 +12,7 @@ from mhaprune.tables import GATE
 
 
 class Words(NamedTuple):
-    """What is written in `words.yaml`."""
+    """The content of `words.yaml`."""
 
     words: Mapping[str, str]
     """The meaning of each term."""
@@ -36,17 +36,29 @@ class Words(NamedTuple):
         """Return the meaning of a table; empty for a table that is not known."""
         return str(self.tables.get(name, {}).get("text", ""))
 
+    @property
+    def anywhere(self) -> re.Pattern[str]:
+        """A pattern that finds every term in a text: as a whole word, in any case, also in the plural."""
+        return _pattern(tuple(self.words))
+
+    def term(self, found: str) -> str:
+        """Return the term that `anywhere` has found as this text."""
+        terms = {term.lower(): term for term in self.words}
+        return terms.get(found.lower()) or terms[found.lower().removesuffix("s")]
+
     def used_in(self, text: str) -> dict[str, str]:
-        """Return those terms that occur in a text, as whole words in any case, with their meanings."""
-        return {term: meaning for term, meaning in self.words.items() if self._pattern(term).search(text)}
+        """Return those terms that occur in a text, with their meanings, in the order of the alphabet."""
+        used = {self.term(found[0]) for found in self.anywhere.finditer(text)}
+        return {term: meaning for term, meaning in self.words.items() if term in used}
 
     def _parted(self, name: str) -> tuple[str, str]:
         return next(((name.removesuffix(end), end) for end in self.endings if name.endswith(end)), (name, ""))
 
-    @staticmethod
-    @cache
-    def _pattern(term: str) -> re.Pattern[str]:
-        return re.compile(rf"(?<![\w-]){re.escape(term)}s?(?![\w-])", re.IGNORECASE)
+
+@cache
+def _pattern(terms: tuple[str, ...]) -> re.Pattern[str]:
+    some = "|".join(map(re.escape, sorted(terms, key=len, reverse=True)))
+    return re.compile(rf"(?<![\w-])(?:{some})s?(?![\w-])", re.IGNORECASE)
 
 
 @cache

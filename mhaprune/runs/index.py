@@ -11,17 +11,11 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 import pandas as pd
-from markupsafe import escape
 
-from mhaprune.reporting.head_map import SmallMap
+from mhaprune.reporting.head_map import thumbnail
 from mhaprune.reporting.page import fill
 from mhaprune.runs.found import FoundRun
 from mhaprune.storage.store import inside
-
-TILE = 7
-"""Side length of a head in a thumbnail, in pixels."""
-KINDS = {"1": "s", "0": "g"}
-"""The CSS classes of squares in a thumbnail: heads that stay and heads that are removed."""
 
 
 class Column(NamedTuple):
@@ -74,21 +68,6 @@ def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts:
         shared=shared,
         facts=facts,
     )
-
-
-def thumbnail(small: SmallMap | None) -> str:
-    """Return the map of heads as a small SVG picture: full squares for heads that stay, hollow for the others."""
-    if small is None or not any(small.rows):
-        return ""
-    side = TILE - 2
-    paths = []  # one path for all squares of a kind: the page opens faster than with an element for each
-    for tile, kind in KINDS.items():
-        corners = [(x, y) for y, row in enumerate(small.rows) for x, each in enumerate(row) if each == tile]
-        squares = "".join(f"M{x * TILE + 1} {y * TILE + 1}h{side}v{side}h-{side}z" for x, y in corners)
-        paths.append(f'<path class="{kind}" d="{squares}"/>' if squares else "")
-    width, height = max(map(len, small.rows)) * TILE, len(small.rows) * TILE
-    title = escape(small.title)
-    return f'<svg width="{width}" height="{height}" role="img"><title>{title}</title>{"".join(paths)}</svg>'
 
 
 def _shown(value: float | None) -> str:

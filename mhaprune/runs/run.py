@@ -155,6 +155,8 @@ class Run(Checked):
                 trained_with = ", ".join(f"{name} {value}" for name, value in results.trained_with.items())
                 facts = {
                     "command": environment["command"],
+                    "started": folder.status.get("started"),
+                    **({"git commit": commit} if (commit := environment["git_commit"]) else {}),
                     "folder": folder.path,
                     **self.source.facts,
                     **self.identity,

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.settings.refusals import foreign
-from mhaprune.studies.pretrained import Objective, Pretrained, PretrainedModel, batched, chosen
+from mhaprune.studies.pretrained import Objective, Pretrained, PretrainedModel, batched, chosen, tokens_of
 from mhaprune.studies.texts import LABEL, TARGET, Row, in_splits, read_rows
 from mhaprune.wrapping import losses
 from mhaprune.wrapping.batches import IGNORED
@@ -105,17 +106,13 @@ def model_with_texts(
             batch["labels"] = written["input_ids"].masked_fill(written["attention_mask"] == 0, IGNORED)
         return batch
 
-    def tokens(batch: Any) -> list[list[str]]:
-        ids, mask = batch["input_ids"], batch["attention_mask"]
-        return [tokenizer.convert_ids_to_tokens(row[real != 0].tolist()) for row, real in zip(ids, mask, strict=True)]
-
     return PretrainedModel(
         model=network,
         splits={split: [read(part) for part in batched(some)] for split, some in rows.items()},
         objective=objective,
         facts={"model_task": task, "objective": name},
         packages=("transformers", *packages),
-        tokens=tokens,
+        tokens=partial(tokens_of, tokenizer),
     )
 
 

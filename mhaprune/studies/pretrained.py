@@ -245,6 +245,16 @@ def files_of(name: str, model: WrappedModel, steps: int = 0) -> dict[str, bytes]
         return {f"{name}/{path.relative_to(folder)}": path.read_bytes() for path in files}
 
 
+def tokens_of(tokenizer: Any, batch: Any) -> list[list[str]]:
+    """Return the tokens of each text of a batch, without padding. Raises ValueError for a batch that is no dict with
+    `input_ids`."""
+    if not isinstance(batch, Mapping) or "input_ids" not in batch:
+        raise ValueError("tokenizer: names the tokens of batches that are dicts with `input_ids`, and these are not")
+    ids = batch["input_ids"]
+    real = batch.get("attention_mask", torch.ones_like(ids)) != 0
+    return [[tokenizer.decode([i]) for i in row[mine].tolist()] for row, mine in zip(ids, real, strict=True)]
+
+
 def batched(rows: Sequence[Any]) -> list[Sequence[Any]]:
     """Return the rows in batches."""
     return [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]

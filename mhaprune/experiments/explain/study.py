@@ -9,14 +9,13 @@ from typing import Annotated, ClassVar
 
 import pandas as pd
 
-from mhaprune.data import Data
 from mhaprune.experiments.base import Experiment, Findings, Setup, with_proofs
-from mhaprune.experiments.examples import answer_tables, check_examples, text_tables
+from mhaprune.experiments.examples import answer_tables, check_examples, close_each, text_tables
 from mhaprune.experiments.explain import report
 from mhaprune.experiments.explain.patterns import observe
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure.columns import interval_for
-from mhaprune.measure.outcomes import all_open, measure, measure_masks
+from mhaprune.measure.outcomes import measure
 from mhaprune.progress import Stages, doing
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.reporting.shared_figures import agreement
@@ -26,14 +25,14 @@ from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import prunable, with_interval
 from mhaprune.studies.study import Study
-from mhaprune.subject import Outcome, Subject
+from mhaprune.subject import Outcome
 from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, named
 
 
 @dataclass(frozen=True)
 class Explain(Experiment):
     """A look at what the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`, `examples`,
-    `attention` and `training`.
+    `attention`, `closed` and `training`.
 
     Attention is shown while the model answers an example; for a pretrained model, on a text of the report split. A head
     is prunable if closing it alone costs less than `tolerance_nats`. The confidence is 95 % for all these claims
@@ -52,7 +51,7 @@ class Explain(Experiment):
     stages: ClassVar[Stages] = {"score": 1, "patterns": 0.4, "close each head": 1, "show": 0.4, "prove": 0.5}
     question = "What does every head look at, and what breaks without it?"
     then = "`experiment=ablate` removes heads; `experiment=interact` shows which of them stand in for each other."
-    tables = ("looks", "examples", "attention", "wrong", "heads", "agreement", "patterns", "training")
+    tables = ("looks", "examples", "attention", "wrong", "heads", "agreement", "patterns", "closed", "training")
     figures = (report.head_profiles, report.attention_maps, agreement, training_curve)
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
@@ -89,7 +88,9 @@ class Explain(Experiment):
             equivalence.prove(mask)
         with doing("show"):
             numbers, own = self.examples or (0,), study.origin
-            shown = text_tables(study, numbers) if own is None else answer_tables(own, numbers, closed, self.shown)
+            shown = (
+                text_tables(study, numbers, closed) if own is None else answer_tables(own, numbers, closed, self.shown)
+            )
         tables = {
             "looks": looks,
             **shown,
@@ -113,13 +114,6 @@ def looks_table(
     ablation = heads[heads["scorer"] == REFERENCE].set_index(HEAD).reindex(pd.MultiIndex.from_frame(table[HEAD]))
     table["prunable"] = prunable(ablation[MOMENTS].to_numpy().T, tolerance)
     return table.assign(tolerance=tolerance)
-
-
-def close_each(subject: Subject, examples: Data) -> Outcome:
-    """Return the outcome with all heads open and then with one head closed at a time, (1 + N, E)."""
-    gates_MN = all_open(subject, 1 + len(subject.grid))
-    gates_MN[1:].fill_diagonal_(0.0)
-    return measure_masks(subject, examples, gates_MN)
 
 
 def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:

@@ -11,8 +11,15 @@ import torch
 
 from mhaprune.data import PAD, Examples
 from mhaprune.experiments.base import figures_of
-from mhaprune.experiments.examples import attention_table, examples_table, show, turned_wrong
-from mhaprune.experiments.explain.study import Explain, close_each, closed_table
+from mhaprune.experiments.examples import (
+    answers_without,
+    attention_table,
+    close_each,
+    examples_table,
+    show,
+    turned_wrong,
+)
+from mhaprune.experiments.explain.study import Explain, closed_table
 from mhaprune.heads import HeadId, HeadMask, Site
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
@@ -231,7 +238,7 @@ def test_examples_that_turn_wrong_are_shown_with_what_is_said_then(model: Seq2Se
     right = own_answers(model, batch)
     closed = close_each(model, right)
     assert (closed.quality[0] == 1).all()
-    table = turned_wrong(model, task, [], right, closed, shown=2)
+    table = turned_wrong(model, task, [], answers_without(model, task, []), right, closed, shown=2)
     assert len(table), "closing a head of this model changes an answer"
     for (site, layer, number), rows in table.groupby(["site", "layer", "head"]):
         head = next(h for h in model.grid if (h.site, h.layer, h.head) == (site, layer, number))
@@ -251,7 +258,8 @@ def test_what_was_asked_comes_first_where_the_model_knew_it(model: Seq2Seq, task
     closed, symbols = close_each(model, right), [task.vocabulary.decode(ids) for ids in right.source[:2].tolist()]
     asked = show(model, task, symbols[0], task.vocabulary.decode(right.target[0].tolist()))
     unknown, missed = show(model, task, symbols[1], None), asked._replace(right="9 9 9")
-    table = turned_wrong(model, task, [missed, unknown, asked], right, closed, shown=0)
+    some = [missed, unknown, asked]
+    table = turned_wrong(model, task, some, answers_without(model, task, some), right, closed, shown=0)
     without = {head: model.without(HeadMask(model.grid).without(head)) for head in model.grid}
     answers = {head: show(smaller, task, symbols[0], None).answer for head, smaller in without.items()}
     turned = {head: answer for head, answer in answers.items() if answer != asked.answer}

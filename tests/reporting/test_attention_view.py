@@ -1,0 +1,156 @@
+"""Attention that can be touched: its data, and what a browser makes of it."""
+
+import base64
+import json
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mhaprune.reporting.attention_view import MOST_WEIGHTS, view_of
+from mhaprune.reporting.head_map import REMOVED, Verdict
+from mhaprune.reporting.page import FirstScreen, render
+from support.browser import after, needs_browser
+
+TOKENS = ["<bos>", "</script><b>", "b"]
+
+
+def made(heads: int = 2, tokens: int = 3, layers: int = 1) -> dict[str, pd.DataFrame]:
+    """One example with causal weights: row i looks at i with half of its attention, and equally at those before."""
+    names = [TOKENS[i] if i < 3 else f"t{i}" for i in range(tokens)]
+    weights = np.tril(np.ones((tokens, tokens)))
+    weights /= 2 * np.maximum(weights.sum(axis=1, keepdims=True) - 1, 1)
+    np.fill_diagonal(weights, 0.5)
+    weights[0, 0] = 1
+    places = {"query": np.repeat(range(tokens), tokens), "key": np.tile(range(tokens), tokens)}
+    read = {"reads": np.repeat(names, tokens), "looks_at": np.tile(names, tokens), "weight": weights.flatten()}
+    every = [(layer, head) for layer in range(layers) for head in range(heads)]
+    ids = [{"example": 0, "site": "decoder_self", "layer": layer, "head": head} for layer, head in every]
+    answers = ["b a", "b c"] * len(ids)
+    return {
+        "attention": pd.concat([pd.DataFrame({**id_, **places, **read}) for id_ in ids], ignore_index=True),
+        "examples": pd.DataFrame([{"example": 0, "source": "a <b>", "answer": "b a", "right_answer": "b a"}]),
+        "closed": pd.DataFrame([id_ | {"answer": answer} for id_, answer in zip(ids, answers, strict=False)]),
+    }
+
+
+def verdict(heads: int = 2, layers: int = 1) -> Verdict:
+    every = [("decoder_self", layer, head) for layer in range(layers) for head in range(heads)]
+    table = pd.DataFrame(every, columns=["site", "layer", "head"]).assign(stays=True, name="")
+    table["score"] = np.arange(len(table), 0.0, -1)
+    table.loc[len(table) - 1, "stays"] = False
+    return Verdict(table, "ablation", "", "")
+
+
+def view(tables: dict[str, pd.DataFrame], decided: Verdict) -> dict[str, Any]:
+    found = view_of(tables, decided)
+    assert found is not None
+    return found
+
+
+def test_weights_are_bytes_and_only_a_weight_of_zero_is_zero() -> None:
+    found = view(made(), verdict())
+    assert [tile["name"] for tile in found["heads"]] == ["decoder_self.0.0", "decoder_self.0.1"]
+    assert [tile["stays"] for tile in found["heads"]] == [True, False]
+    assert found["cut"] == ""
+    [example] = found["examples"]
+    coded = np.frombuffer(base64.b64decode(example["weights"]["decoder_self.0.1"]), dtype=np.uint8)
+    assert coded.reshape(3, 3).tolist() == [[255, 0, 0], [128, 128, 0], [64, 64, 128]]
+    tiny = made()
+    tiny["attention"]["weight"] *= 1e-9
+    [example] = view(tiny, verdict())["examples"]
+    assert base64.b64decode(example["weights"]["decoder_self.0.1"])[:2] == b"\x01\x00"
+    assert example["tokens"]["decoder_self.0"]["keys"] == ["begin", "</script><b>", "b"]
+
+
+@pytest.mark.parametrize(
+    ("heads", "layers", "tokens", "shown", "said"),
+    [
+        (2, 1, 400, 2, "the first 273 of 400 tokens"),
+        (64, 12, 20, 585, "the 585 most important of 768 heads and the first 16 of 20 tokens"),
+    ],
+)
+def test_a_long_text_and_many_heads_are_cut_and_said(
+    heads: int, layers: int, tokens: int, shown: int, said: str
+) -> None:
+    found = view(made(heads, tokens, layers), verdict(heads, layers))
+    assert len(found["heads"]) == shown
+    assert found["cut"] == said
+    assert found["heads"][0]["name"] == "decoder_self.0.0", "the most important one stays"
+    assert len(json.dumps(found)) < 1.34 * MOST_WEIGHTS + 200 * shown + 20_000
+
+
+def test_the_length_of_a_text_that_was_cut_before_is_known() -> None:
+    tables = made()
+    tables["examples"]["symbols"] = 2000
+    assert view(tables, verdict())["cut"] == "the first 3 of 2000 tokens"
+
+
+def test_without_attention_or_a_map_there_is_none() -> None:
+    assert view_of({name: table for name, table in made().items() if name != "closed"}, verdict()) is None
+    assert view_of(made(), None) is None
+    gone = verdict()
+    gone.heads.loc[0, "name"] = REMOVED
+    assert [tile["name"] for tile in view(made(), gone)["heads"]] == ["decoder_self.0.1"]
+
+
+def test_of_a_model_without_answers_quality_and_loss_are_said() -> None:
+    tables = made()
+    tables["closed"] = tables["closed"].drop(columns="answer").assign(quality=0.5, open_quality=1.0, loss_rise=0.25)
+    tables["examples"] = tables["examples"][["example", "source"]]
+    [example] = view(tables, verdict())["examples"]
+    words = "exact match 0.500 instead of 1.000, the loss changes by 0.2500 nats"
+    assert example["without"]["decoder_self.0.1"] == {"words": words}
+
+
+def page() -> str:
+    return render("t", ["found"], [], {}, {}, first=FirstScreen("asked?", view=view(made(), verdict())))
+
+
+def test_tokens_are_no_markup_of_the_page() -> None:
+    html = page()
+    assert "</script><b>" not in html
+    [data] = re.findall('id="touch-data">(.*?)</script>', html)
+    assert json.loads(data)["examples"][0]["tokens"]["decoder_self.0"]["keys"][1] == "</script><b>"
+    assert re.search('<section id="touch" class="touch" hidden>', html), "a page without scripts shows none of it"
+
+
+@needs_browser
+def test_a_browser_shows_where_a_token_looks_and_who_looks_at_it(tmp_path: Path) -> None:
+    now = 'document.querySelector(".tv-now").textContent'
+    said = unescape(after(page(), f"return {now}", tmp_path))
+    assert said == "“</script><b>” (1) looks most at “begin” (0), with 50 % of its attention."
+    point = 'document.querySelectorAll(".tv-chips")[{}].querySelectorAll("button")[{}].dispatchEvent(new Event("{}"));'
+    looked = after(page(), point.format(1, 0, "focus") + f"return {now}", tmp_path)
+    assert looked == "Most attention on “begin” (0) comes from “begin” (0), 100 % of what that one has."
+    looking = after(page(), point.format(0, 2, "mouseenter") + f"return {now}", tmp_path)
+    assert looking == "“b” (2) looks most at “b” (2), with 50 % of its attention."
+
+
+@needs_browser
+def test_a_head_is_chosen_closed_and_opened_by_mouse_and_keyboard(tmp_path: Path) -> None:
+    says = 'document.querySelector(".tv-title b").textContent + ": " + document.querySelector(".tv-answer").textContent'
+    tile = 'document.querySelectorAll(".tv-map button")[{}].click();'
+    assert after(page(), f"return {says}", tmp_path) == "decoder_self.0.0: a &lt;b&gt; → b a (right)"
+    chosen = after(page(), tile.format(1) + f"return {says}", tmp_path)
+    assert chosen == "decoder_self.0.1: a &lt;b&gt; → b a (right)"
+    closed = after(page(), tile.format(1) + tile.format(1) + f"return {says}", tmp_path)
+    assert closed == "decoder_self.0.1: a &lt;b&gt; → b c (wrong, it is b a) without this head"
+    button = 'document.querySelector(".tv-title button").click();'
+    assert after(page(), tile.format(1) + 2 * button + f"return {says}", tmp_path) == chosen
+    pressed = 'new KeyboardEvent("keydown", {key: "ArrowRight", bubbles: true})'
+    arrow = f'document.querySelector(".tv-map button").dispatchEvent({pressed});'
+    assert after(page(), f"{arrow} return {says}", tmp_path) == chosen
+    assert (
+        after(page(), f"{arrow} return document.activeElement.title", tmp_path) == "decoder_self.0.1: ablation 1.0000"
+    )
+
+
+@needs_browser
+def test_it_fits_a_phone(tmp_path: Path) -> None:
+    wide = "return document.documentElement.scrollWidth <= innerWidth"
+    assert after(page(), wide, tmp_path, width=400) == "true"
