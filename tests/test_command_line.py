@@ -212,7 +212,8 @@ def test_help_and_typing_errors_need_no_torch(tmp_path: Path) -> None:
         "from mhaprune.front.command_line import main\nsys.exit(main())"
     )
     sweep = ["-m", "model.num_heads=1,2", "--help"]
-    for arguments, said in ((sweep, "experiment=ablate  "), (["sped=1"], "did you mean seed?")):
+    asked = ((sweep, "experiment=ablate  "), (["sped=1"], "did you mean seed?"), (["--version"], "mhaprune 0."))
+    for arguments, said in asked:
         command = [sys.executable, "-c", code, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         assert said in done.stdout + done.stderr

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     traceback_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
     failure: BaseException | None = None
+    if "--version" in arguments:
+        print(f"mhaprune {version('mhaprune')}")
+        return 0
     if any(each in HELP for each in arguments):  # help is the same for all settings; Hydra would refuse some
         arguments = [each for each in arguments if each in HELP or each.startswith("plugins=")]
     try:

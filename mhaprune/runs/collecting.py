@@ -1,11 +1,13 @@
 """Combine many run folders into one set of tables, figures and a report; damaged runs are left out and reported."""
 
+import os
 import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,21 @@ import pandas as pd
 from mhaprune.experiments.base import Experiment
 from mhaprune.reporting.headline import Number, against_settings, means_in_words
 from mhaprune.reporting.page import render
-from mhaprune.reporting.plots import MOST_RUNS, Plot, draw
+from mhaprune.reporting.plots import MOST_RUNS, Plot, draw, elided
 from mhaprune.reporting.settings import Setting, by_use, setting
-from mhaprune.runs.found import COLLECTION, FoundRun, find_runs
+from mhaprune.runs.found import COLLECTION, FoundRun, find_runs, read_run
 from mhaprune.runs.index import index_of
 from mhaprune.runs.jobs import Sweep
+from mhaprune.settings.plugins import results_folder
 from mhaprune.settings.sweep import SWEEP_SETTINGS
-from mhaprune.storage.store import RunFolder, read_status, reason
+from mhaprune.storage.store import RunFolder, read_status, reason, write_bytes
 from mhaprune.tables import LABEL, SETTING, Tables, varying
 
 RESERVED = ("cache", "hydra", LABEL, SETTING, *SWEEP_SETTINGS)
 """Settings that do not appear in the label of a run."""
 NOT_SET = "not set"
+MOST_LISTED = 200
+"""Largest number of runs in the index of all runs, which every run writes."""
 
 
 def collect(folders: Iterable[Path], out: Path) -> list[str]:
@@ -72,6 +77,44 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
         folder.write("index.html", index_of(title, runs, differ, facts, folder.path).encode())
         folder.note(runs=len(runs), failed=[run.place for run in left_out])
     return lines
+
+
+def remember(folder: Path) -> None:
+    """Make `results/latest` a link to the folder of a run or a sweep, and write the index of all runs. Elsewhere than
+    in the folder of results, and where links or files cannot be written, this does nothing."""
+    results, place = results_folder().resolve(), folder.resolve()
+    if results not in place.parents:
+        return
+    link = results / f".latest.{os.getpid()}"
+    with suppress(OSError):
+        try:
+            link.symlink_to(place.relative_to(results))
+            os.replace(link, results / "latest")
+        finally:
+            link.unlink(missing_ok=True)
+    if results / "runs" in place.parents:
+        with suppress(OSError):
+            write_index_of_all(results / "runs")
+
+
+def write_index_of_all(root: Path) -> None:
+    """Write `index.html` into the folder of all runs that were started one by one: the newest `MOST_LISTED` of them,
+    each with its experiment, its date and its first sentence, newest first."""
+    ended = sorted(root.glob("*/*/*/status.json"), key=lambda path: path.parts[-3:-1], reverse=True)
+    newest = ended[:MOST_LISTED]
+    runs = [_dated(read_run(path.parent)) for path in newest]
+    title = "All runs" if len(ended) == len(newest) else f"The newest {len(newest)} of {len(ended)} runs"
+    write_bytes(root / "index.html", index_of(title, runs, ["started", "experiment", "settings"], {}, root).encode())
+
+
+def _dated(run: FoundRun) -> FoundRun:
+    """Return the run named by its folder, with the settings that its row in the index of all runs shows."""
+    started = str(run.status.get("started", ""))
+    typed = [text for text in run.status.get("overrides", ()) if not text.startswith("experiment=")]
+    with suppress(ValueError):
+        started = f"{datetime.fromisoformat(started).astimezone():%Y-%m-%d %H:%M}"
+    row = {"started": started, "experiment": run.folder.parts[-3], "settings": elided(" ".join(typed), 60)}
+    return replace(run, label="/".join(run.folder.parts[-2:]), settings=row)
 
 
 def named(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:

@@ -55,8 +55,13 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings
         run = build()
         run.source.prepare()
         refused = False
-        with shown():
-            results = _recorded(lambda: run, output, overrides, settings)
+        try:
+            with shown():
+                results = _recorded(lambda: run, output, overrides, settings)
+        finally:
+            from mhaprune.runs.collecting import remember
+
+            remember(output)
     except BaseException as error:
         _log_traceback()
         if refused and not store.read_status(output):

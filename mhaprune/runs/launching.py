@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mhaprune.interrupts import before_stopping
-from mhaprune.runs.collecting import collect
+from mhaprune.runs.collecting import collect, remember
 from mhaprune.runs.doing import GRACE, PAUSE
 from mhaprune.runs.found import read_run
 from mhaprune.runs.jobs import LOCK, STOP, Job, Sweep
@@ -95,6 +95,7 @@ def do_sweep(
                         launcher.check(job)
                     sweep.write(root)
         finally:
+            remember(root)
             for line in collect([root], root):
                 print(line)
             print(f"all of it is in {root}, start with report.html")

@@ -15,7 +15,7 @@ from mhaprune.experiments.train import Train
 from mhaprune.reporting.head_map import SmallMap, Verdict, in_small, thumbnail
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import MOST_RUNS
-from mhaprune.runs.collecting import collect, numbers_of, settings_of
+from mhaprune.runs.collecting import collect, numbers_of, remember, settings_of
 from mhaprune.runs.found import FoundRun
 from mhaprune.runs.index import index_of
 from mhaprune.runs.jobs import Job, Sweep
@@ -301,6 +301,37 @@ def test_every_run_is_a_row_of_one_file(tmp_path: Path) -> None:
     assert "killed &lt;by&gt; SIGKILL" in page
     assert 'href="a%20b/0%23%3F/report.html"' in page
     assert not re.search(r"https?://|<link|src=", page), "it needs no network"
+
+
+def test_the_last_folder_has_a_link_and_all_runs_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mhaprune.runs.collecting.results_folder", lambda: tmp_path)
+    monkeypatch.setattr("mhaprune.runs.collecting.MOST_LISTED", 2)
+    places = [
+        tmp_path / "runs" / kind / "2026-01-02" / f"0{i}-00" for i, kind in enumerate(["ablate", "prune", "learn"])
+    ]
+    for i, place in enumerate(places):
+        with RunFolder(place).recorded() as folder:
+            said = {"findings": [f"sentence {i}."], "experiment": target(Ablate())}
+            folder.note(kind="run", overrides=["experiment=ablate", f"seed={i}"], **said)
+        remember(place)
+        assert (tmp_path / "latest").resolve() == place
+    page = (tmp_path / "runs" / "index.html").read_text()
+    assert "The newest 2 of 3 runs" in page
+    assert [f"sentence {i}." in page for i in range(3)] == [False, True, True]
+    assert page.index("<td>2026-01-02/02-00</td>") < page.index("<td>2026-01-02/01-00</td>"), "the newest first"
+    assert re.search(r"<td>learn</td>\s*<td>seed=2</td>", page)
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").mkdir()  # the user's own: it stays
+    remember(places[0])
+    assert not (tmp_path / "latest").is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} == {"latest", "runs"}
+
+
+def test_a_folder_elsewhere_leaves_no_trace_in_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mhaprune.runs.collecting.results_folder", lambda: tmp_path / "results")
+    (tmp_path / "results").mkdir()
+    remember(tmp_path / "elsewhere")
+    assert list((tmp_path / "results").iterdir()) == []
 
 
 def test_a_thumbnail_is_the_map_of_heads_in_small() -> None:
