@@ -65,6 +65,8 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
             lines += said
             plots += [plot.named(prefix + plot.name) for plot in drawn]
             tables |= {prefix + name: frame for name, frame in combined.items()}
+        if len(kinds) > 1:
+            lines.insert(0, f"{len(whole)} runs of {len(kinds)} experiments; each is compared with those of its kind.")
         lines += [f"{run.label} is not in here, {run.why_not} ({run.place})." for run in left_out]
         held = {place for run in runs for place in (run.folder, *run.folder.parents)}
         lines += [f"{top} holds no run." for top in folders if top not in held]
@@ -203,12 +205,13 @@ def numbers_of(runs: Sequence[FoundRun], settings: Sequence[Setting]) -> pd.Data
 def title_of(runs: Sequence[FoundRun], differ: Sequence[str]) -> str:
     """Return a title with experiments, tasks and differing settings: `ablate on sort, by num_heads, 3 seeds`."""
     whole = [run for run in runs if run.why_not is None]
-    done = ", ".join(kind.__name__.lower() for kind in dict.fromkeys(run.experiment for run in whole) if kind)
+    kinds = [kind.__name__.lower() for kind in dict.fromkeys(run.experiment for run in whole) if kind]
+    done = ", ".join(kinds) if len(kinds) < 3 else f"{len(whole)} runs of {len(kinds)} experiments"
     tasks = dict.fromkeys(run.settings.get("task", "no task") for run in whole)
     title = f"{done or 'Runs'} on {_listed(list(tasks) or ['no task'])}"
     settings = [name for name in differ if name not in ("experiment", "task", "seed")]
     if settings:
-        title += f", by {_listed(settings)}"
+        title += f", by {_listed(settings) if len(settings) < 4 else f'{len(settings)} settings'}"
     seeds = {run.settings["seed"] for run in runs if "seed" in run.settings}
     return title + (f", {len(seeds)} seeds" if len(seeds) > 1 else "")
 

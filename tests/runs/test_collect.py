@@ -165,9 +165,10 @@ def test_every_experiment_says_and_draws_what_its_own_runs_found(tmp_path: Path)
         folder.write_table("accuracy", pd.DataFrame([row]))
         folder.write_table("pruning", pd.DataFrame({"steps": [1]}))
     lines = collect([tmp_path], tmp_path / "out")
-    assert lines[0].startswith("experiment=ablate, num_heads=2: 9 of 24")
+    assert lines[0] == "2 runs of 2 experiments; each is compared with those of its kind."
+    assert lines[1].startswith("experiment=ablate, num_heads=2: 9 of 24")
     assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["experiment"]) == ["ablate", "train"]
-    assert lines[1].startswith("experiment=train, num_heads=4: 0.500 exact match")
+    assert lines[2].startswith("experiment=train, num_heads=4: 0.500 exact match")
     names = {path.stem for path in (tmp_path / "out").glob("*.csv")}
     assert names == {"runs", "ablate-pruning", "ablate-summary", "train-accuracy", "train-pruning"}
     assert (tmp_path / "out" / "figures" / "ablate-comparison.png").exists()
