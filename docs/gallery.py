@@ -1,0 +1,132 @@
+"""The gallery: `python docs/gallery.py` makes every picture anew, `python docs/gallery.py heads speed` only these.
+
+A picture is one figure of one command, which runs as `mhaprune.run`. The picture goes to docs/pictures/. Its caption
+and the first sentence of the run go into docs/pictures/gallery.json. The page is made from that file.
+"""
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PICTURES = Path(__file__).resolve().parent / "pictures"
+NOTES = PICTURES / "gallery.json"
+LARGEST_SVG = 150_000
+"""In bytes. A larger figure is kept as PNG."""
+
+
+class Picture(NamedTuple):
+    """A picture of the gallery, and the command that makes it."""
+
+    name: str
+    """The name of the file, without its ending, and of the place on the page."""
+    title: str
+    """The words under the small picture."""
+    figure: str
+    """The name of the figure in the run."""
+    command: str
+    """The arguments of scripts/run.py."""
+
+
+REVERSE = 'experiment=explain task=reverse example="3 1 4 1 5 9"'
+PRUNE = (
+    "experiment=prune task=reverse 'schedule=[one_shot,greedy]' 'scorer=[ablation]'"
+    " 'recovery=[refit,fine_tune,from_scratch]' 'experiment.budgets=[12,15,18,20,21,22,23]'"
+)
+MINILM = "experiment=ablate model=minilm model.score=64 model.choose=64 model.report=64"
+LIST = (
+    Picture("heads", "Which heads can be removed", "matter", "experiment=ablate"),
+    Picture("accuracy", "Accuracy, score by score", "accuracy", "experiment=ablate"),
+    Picture("latency", "Speed-up, score by score", "latency", "experiment=ablate"),
+    Picture("agreement", "Do cheap scores agree with ablation?", "agreement", "experiment=ablate"),
+    Picture("training", "A training, with the gate of every head", "training", "experiment=ablate"),
+    Picture("minilm-heads", "The 72 heads of MiniLM", "matter", MINILM),
+    Picture("minilm-accuracy", "MiniLM with fewer heads", "accuracy", MINILM),
+    Picture("heads-of-inflection", "Heads that inflect English words", "matter", "experiment=ablate task=inflection"),
+    Picture("attention", "What cross-attention looks at", "attention-0-cross", REVERSE),
+    Picture(
+        "attention-sort",
+        "Sorting looks by content",
+        "attention-0-cross",
+        'experiment=explain task=sort example="3 1 4 1 5 9"',
+    ),
+    Picture(
+        "attention-inflection",
+        "Inflecting looks at the same place",
+        "attention-0-cross",
+        'experiment=explain task=inflection example="w a l k verb3"',
+    ),
+    Picture("patterns", "Where every head looks", "patterns", REVERSE),
+    Picture("tensors", "Every tensor of one call", "tensors", "experiment=anatomy"),
+    Picture("scaling", "Why scores are divided by √d", "scaling", "experiment=anatomy"),
+    Picture("pairs", "Heads that stand in for each other", "interactions", "experiment=interact"),
+    Picture("together", "What heads cost together", "together", "experiment=interact"),
+    Picture("recovery", "What a refit and training bring back", "recovery", PRUNE),
+    Picture("survivors", "The heads that stay", "survivors", PRUNE),
+    Picture("regret", "Which score to trust", "regret", "experiment=compare"),
+    Picture("speed", "Speed-up at three widths", "speedup", "experiment=speed"),
+    Picture("parts", "Where the time goes", "parts", "experiment=speed"),
+)
+
+
+def page() -> str:
+    """Return the pictures that are there: a grid of small ones, then each with its command, sentence and caption."""
+    notes = _notes()
+    there = [picture for picture in LIST if picture.name in notes]
+    cards = (
+        f":::{{grid-item-card}} {each.title}\n:img-top: pictures/{notes[each.name]['file']}\n:link: {each.name}\n"
+        f":link-type: ref\n:img-alt: {each.title}\n:::\n"
+        for each in there
+    )
+    large = (
+        f"({each.name})=\n## {each.title}\n\n```\n{line(each)}\n```\n\n> {notes[each.name]['sentence']}\n\n"
+        f"[![{each.title}](pictures/{notes[each.name]['file']})](pictures/{notes[each.name]['file']})\n\n"
+        f"*{notes[each.name]['caption']}*\n"
+        for each in there
+    )
+    return "\n".join(["::::{grid} 1 2 3 3\n:gutter: 3\n", *cards, "::::\n", *large])
+
+
+def line(picture: Picture) -> str:
+    """Return the command as a person types it."""
+    return f"python scripts/run.py {picture.command}"
+
+
+def renew(names: Sequence[str] = ()) -> None:
+    """Run the commands of these pictures, or of all, each command once, and keep what they show and say."""
+    import mhaprune
+
+    if wrong := set(names) - {picture.name for picture in LIST}:
+        raise SystemExit(f"error: {wrong.pop()}: no such picture, there are {', '.join(each.name for each in LIST)}")
+    wanted = [picture for picture in LIST if not names or picture.name in names]
+    for command, pictures in groupby(sorted(wanted, key=lambda each: each.command), key=lambda each: each.command):
+        print(f"python scripts/run.py {command}", file=sys.stderr)
+        found = mhaprune.run(*shlex.split(command))
+        for picture in pictures:
+            if picture.figure not in found.figures:
+                raise SystemExit(f"error: {command}: has no figure {picture.figure}, only {', '.join(found.figures)}")
+            keep(picture, found.figures[picture.figure], found.sentences[0])
+
+
+def keep(picture: Picture, plot: Any, sentence: str) -> None:
+    """Write the picture of a `Plot` and its words in the place of the old ones."""
+    for old in PICTURES.glob(f"{picture.name}.*"):
+        old.unlink()
+    file, data = f"{picture.name}.svg", plot.svg
+    if len(data) > LARGEST_SVG:
+        file, data = f"{picture.name}.png", plot.png
+    (PICTURES / file).write_bytes(data)
+    notes = _notes() | {picture.name: {"file": file, "caption": plot.caption, "sentence": sentence}}
+    NOTES.write_text(json.dumps(dict(sorted(notes.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _notes() -> dict[str, dict[str, str]]:
+    notes: dict[str, dict[str, str]] = json.loads(NOTES.read_text(encoding="utf-8")) if NOTES.exists() else {}
+    return notes
+
+
+if __name__ == "__main__":
+    renew(sys.argv[1:])
