@@ -1,4 +1,4 @@
-"""Repeat the findings of the ledger, and try them on models that nobody has looked at: the table *claimed and found*.
+"""Measure findings again, and on models of other seeds: the table of docs/findings/again.md.
 
 `python scripts/findings.py` trains and measures models of seeds 0 to 9, then of 20 to 24. That takes hours; the same
 command goes on with what is left. `python scripts/findings.py refit` does one of the findings. Settings hold for all
