@@ -18,9 +18,8 @@ from support import ROOT
 from support.composing import compose
 from support.sizes import TINY, small
 
-EXTEND = (ROOT / "README.md").read_text().split("\n## Extend\n")[1]
-[SCORE, SCORE_YAML] = re.findall(r"^```\n(.*?)^```", EXTEND, flags=re.M | re.S)[:2]
-"""The addition that the README shows."""
+[SCORE, SCORE_YAML] = re.findall(r"^```\n(.*?)^```", (ROOT / "docs" / "extend.md").read_text(), flags=re.M | re.S)
+"""The addition that the page about additions shows."""
 MODULES = {
     "peak": SCORE,
     "double": '''

@@ -1,4 +1,4 @@
-"""mhaprune from Python: what the README shows, the examples in docstrings, and calls that cannot be."""
+"""mhaprune from Python: what its page shows, the examples in docstrings, and calls that cannot be."""
 
 import doctest
 import importlib.util
@@ -64,9 +64,9 @@ def test_a_saved_model_is_a_module_that_answers(cache: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.figures
-def test_the_lines_of_the_readme_run(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lines_of_the_page_run(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand there, on a tiny model."""
-    [code, _] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), flags=re.S)
     small = [*SMALL, f"cache={cache}"]
     for name in ("run", "study"):
         plain = getattr(mhaprune.front.python, name)
@@ -75,7 +75,7 @@ def test_the_lines_of_the_readme_run(cache: Path, tmp_path: Path, monkeypatch: p
     (tmp_path / "pruned.pt").write_bytes(study.trained.save(study.subject))
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, "python.md", "exec"), names)
     assert isinstance(names["layer"], torch.nn.Module)
 
 

@@ -19,14 +19,14 @@ needs_minilm = pytest.mark.skipif(
 
 
 @needs_minilm
-def test_the_lines_of_the_readme_about_your_own_model_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lines_of_the_page_about_your_own_model_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand there."""
-    [_, code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    shutil.copy(ROOT / "README.md", tmp_path)
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/your-own-model.md").read_text(), flags=re.S)
+    shutil.copytree(ROOT / "docs/findings", tmp_path / "docs/findings")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     names: dict[str, Any] = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, "your-own-model.md", "exec"), names)
     assert repr(names["heads"]) == "72 heads in 6 blocks, all with an effect, all removable"
     assert (tmp_path / "report.html").stat().st_size > 10_000
     batch = names["batches"][0]

@@ -1,0 +1,233 @@
+"""The pages of the site: commands that can be composed, links that lead somewhere, options that are named, the site."""
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+import mhaprune
+from mhaprune.runs.run import build
+from support import ROOT
+from support.composing import compose
+from support.sizes import options
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+DOCUMENTS = [
+    *PAGES,
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md", "notebooks/README.md")),
+]
+"""The pages of the site, and the documents that people read beside it."""
+
+
+def module(name: str) -> ModuleType:
+    """A file of docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def each(path: Path) -> str:
+    """The name of a document in the list of tests."""
+    return str(path.relative_to(ROOT))
+
+
+def commands(text: str) -> Iterator[str]:
+    """The commands of scripts/run.py in a text: lines of code blocks, and code within sentences."""
+    blocks = re.findall(r"^ *```\w*\n(.*?)^ *```", text, flags=re.M | re.S)
+    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.M | re.S)
+    lines += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
+    yield from (line for line in lines if re.match(r"(python (scripts/run\.py|-m mhaprune)|mhaprune) ", line))
+
+
+PLACEHOLDERS = re.compile(r"=(NAME|FOLDER)|-sc |--help|--cfg|\.\.\.")
+"""What shows that a line is not meant as it stands, or does not run anything."""
+NOT_HERE = re.compile(
+    r"(model=(hf|minilm|annalog)|data|model_file|launch|hydra\.[\w.]+)(=|$)|model\.(path|save|hub|\w*code)="
+)
+"""Overrides that need a model, a file or a launcher which a test does not have."""
+
+
+def overrides(command: str) -> Iterator[list[str]]:
+    """The overrides of a command; of a sweep those of the first job and of the last."""
+    words = [word for word in shlex.split(command, comments=True) if "=" in word]
+    parsed = OverridesParser.create().parse_overrides([word for word in words if not NOT_HERE.match(word)])
+    for end in (0, -1):
+        yield [
+            f"{override.get_key_element()}={list(override.sweep_string_iterator())[end]}"
+            if override.is_choice_sweep()
+            else str(override.input_line)
+            for override in parsed
+            if not (override.is_sweep_override() and not override.is_choice_sweep())
+        ]
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=each)
+def test_every_command_can_be_composed(page: Path) -> None:
+    for command in commands(page.read_text()):
+        if PLACEHOLDERS.search(command):
+            continue
+        foreign = re.search(r"model=(hf|minilm|annalog)", command)
+        for job in overrides(command):
+            if foreign:
+                compose("model=hf", *(each for each in job if each.startswith("model.")))
+                job = [each for each in job if not each.startswith("model.")]
+            build(compose(*job))
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=each)
+def test_every_script_that_is_named_is_there(page: Path) -> None:
+    """But for lines that first go back to an older commit."""
+    text = re.sub(r"^.*git switch --detach.*$", "", page.read_text(), flags=re.M)
+    for name in re.findall(r"(?<![\w/])((?:scripts|docs|tests)/[\w/]+\.(?:py|sh))", text):
+        assert (ROOT / name).is_file(), name
+
+
+def anchors(page: Path) -> set[str]:
+    """The places in a page that a link may lead to: its headings and its labels."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.M)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r"^\(([\w-]+)\)=$", text, flags=re.M))
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=each)
+def test_every_link_and_every_picture_is_there(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?://", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), link
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    listed = {DOCS / "index.md"}
+    for page in PAGES:
+        for tree in re.findall(r"^```{toctree}\n(.*?)^```", page.read_text(), flags=re.M | re.S):
+            names = [line for line in tree.splitlines() if line and not line.startswith(":")]
+            listed |= {(page.parent / f"{name}.md").resolve() for name in names}
+    assert listed - {DOCS / "course/README.md"} == set(PAGES)
+
+
+@pytest.mark.parametrize(
+    ("page", "groups"),
+    [
+        ("scores", ["scorer", "schedule", "recovery"]),
+        ("experiments", ["experiment"]),
+        ("start", ["task"]),
+        ("clusters", ["launch"]),
+    ],
+)
+def test_every_option_is_on_the_page_of_its_kind(page: str, groups: list[str]) -> None:
+    text = (DOCS / f"{page}.md").read_text()
+    for group in groups:
+        section = text.split(f"| `{group}=`", 1)[1].split("\n\n", 1)[0]
+        rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
+        assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(options(group)), group
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = (DOCS / "reference.md").read_text()
+    named = set(re.findall(r":: mhaprune\.(\w+)$", text, flags=re.M))
+    assert named == set(mhaprune.__all__) - {"losses"}
+    for path in re.findall(r"auto\w+:: (mhaprune\.[\w.]+)\.(\w+)$", text, flags=re.M):
+        assert hasattr(importlib.import_module(path[0]), path[1]), path
+
+
+def test_experiments_ask_on_the_page_what_they_ask_in_their_reports() -> None:
+    text = (DOCS / "experiments.md").read_text()
+    for name in set(options("experiment")) - {"evaluate"}:
+        experiment = build(compose(f"experiment={name}")).experiment
+        assert f"| `{name}` | {experiment.question} |" in text
+
+
+def test_words_and_tables_become_pages() -> None:
+    words = module("words")
+    known = yaml.safe_load(words.WORDS.read_text())
+    glossary = words.glossary().splitlines()
+    assert [line for line in glossary if line and not line.startswith((" ", "```"))] == sorted(
+        known["words"], key=str.casefold
+    )
+    rows = words.tables().splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == sorted(known["tables"])
+    assert "| `*_low` | lower end of the 95 % interval |" in words.columns().splitlines()
+    for name, about in known["tables"].items():
+        assert about["experiments"], name
+        assert set(about["experiments"]) <= set(options("experiment")), name
+
+
+def test_every_term_that_a_page_links_to_is_in_the_glossary() -> None:
+    known = set(yaml.safe_load((ROOT / "mhaprune/reporting/words.yaml").read_text())["words"])
+    for page in PAGES:
+        assert set(re.findall(r"{term}`([^`<]+)`", page.read_text())) <= known, page
+
+
+def test_the_pictures_of_the_gallery_are_small_and_their_commands_parse() -> None:
+    gallery = module("gallery")
+    notes = json.loads(gallery.NOTES.read_text())
+    names = [picture.name for picture in gallery.LIST]
+    assert len(set(names)) == len(names)
+    assert set(notes) <= set(names)
+    for note in notes.values():
+        assert (gallery.PICTURES / note["file"]).stat().st_size <= gallery.LARGEST_SVG
+    for command in {gallery.line(picture) for picture in gallery.LIST}:
+        for job in overrides(command):
+            build(compose(*(each for each in job if not each.startswith("model."))))
+
+
+def test_a_picture_is_kept_as_svg_or_if_it_is_large_as_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery = module("gallery")
+    monkeypatch.setattr(gallery, "PICTURES", tmp_path)
+    monkeypatch.setattr(gallery, "NOTES", tmp_path / "gallery.json")
+    picture = gallery.LIST[0]
+    small = SimpleNamespace(svg=b"<svg/>", png=b"png", caption="What it shows.")
+    large = SimpleNamespace(svg=bytes(gallery.LARGEST_SVG + 1), png=b"png", caption="What it shows.")
+    gallery.keep(picture, small, "A sentence.")
+    assert f"](pictures/{picture.name}.svg)" in gallery.page()
+    gallery.keep(picture, large, "Another sentence.")
+    assert [path.name for path in tmp_path.glob(f"{picture.name}.*")] == [f"{picture.name}.png"]
+    page = gallery.page()
+    assert f"](pictures/{picture.name}.png)" in page
+    assert gallery.line(picture) in page
+    assert "> Another sentence." in page
+    assert "*What it shows.*" in page
+    assert page.count("grid-item-card") == 1
+
+
+def test_without_the_extra_one_line_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = module("build")
+    monkeypatch.setattr(site, "NEEDS", ("sphinx_that_is_not_there",))
+    assert site.main([]) == 1
+    assert capsys.readouterr().err == "error: sphinx_that_is_not_there is not installed: pip install -e '.[docs]'\n"
+
+
+@pytest.mark.docs
+@pytest.mark.skipif(bool(module("build").missing()), reason="pip install -e '.[docs]'")
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, str(DOCS / "build.py"), str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = (tmp_path / "html/findings/index.html").read_text()
+    assert found.count("<li><p><strong>") == 10
+    assert "Every tensor that the formula names" in (tmp_path / "html/course/1_the_layer.html").read_text()
+    assert "72 heads" in (tmp_path / "html/your-own-model.html").read_text()
+    assert 'id="term-refit"' in (tmp_path / "html/words.html").read_text()
