@@ -26,12 +26,12 @@ class Site(StrEnum):
     CROSS = "cross"
 
 
-SITES = {site.value: site.value.replace("_", " ") for site in Site}
+SITES = {"encoder_self": "encoder self-attention", "decoder_self": "decoder self-attention", "cross": "cross-attention"}
 """The sites of the project's own model in order, with their names in figures."""
 
 
 def block_label(site: str, layer: int) -> str:
-    """Return the name of a block in figures: `encoder self 0`."""
+    """Return the name of a block in figures: `encoder self-attention 0`."""
     return f"{SITES.get(site, site)} {layer}"
 
 
@@ -58,7 +58,7 @@ class HeadId(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name of the head in figures and sentences: `encoder self 0.3`."""
+        """The name of the head in figures: `encoder self-attention 0.3`."""
         return f"{block_label(self.site, self.layer)}.{self.head}"
 
     def __str__(self) -> str:

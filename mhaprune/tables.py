@@ -34,6 +34,8 @@ LOSS_UNIT = "loss_unit"
 """The column of the unit of a loss that is not in nats."""
 VALID_QUALITY = f"valid_{QUALITY}"
 """The column of the quality on the valid split, which is measured during training."""
+UNITS = "units"
+"""The column with the name of what is counted as one head, if that is a set of heads: `key-value groups`."""
 CHOOSE_QUALITY = f"choose_{QUALITY}"
 """The column of the quality on the choose split. It is never reported as a result."""
 CHOOSE_DROP = "choose_drop"
@@ -112,6 +114,11 @@ def quality_name(tables: Tables) -> str:
 def timed_name(tables: Tables) -> str:
     """Return the name of the timed call in figures and sentences."""
     return _named_by(TIMED_NAME, tables) or "greedy decoding"
+
+
+def unit_name(tables: Tables) -> str:
+    """Return the name of what is scored and removed: `heads`, or a name of sets of heads."""
+    return _named_by(UNITS, tables) or "heads"
 
 
 def loss_unit(tables: Tables) -> str:

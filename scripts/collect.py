@@ -12,6 +12,8 @@ from pathlib import Path
 
 from mhaprune.runs.collecting import collect
 from mhaprune.runs.jobs import watch
+from mhaprune.settings.figures import FigureSettings
+from mhaprune.settings.options import construct
 from mhaprune.settings.refusals import one_line
 
 
@@ -22,11 +24,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("results/collected"), help="default: results/collected")
     parser.add_argument("--watch", action="store_true", help="follow the sweep in the first folder until it ends")
+    default = FigureSettings()
+    parser.add_argument("--format", nargs="+", default=default.format, help="of figures: svg, png, pdf")
+    parser.add_argument("--width", type=float, help="of figures in inches")
+    parser.add_argument("--dpi", type=int, default=default.dpi, help="of PNG files")
     chosen = parser.parse_args(arguments)
     try:
+        wanted = {"format": chosen.format, "width": chosen.width, "dpi": chosen.dpi}
+        figure = construct(FigureSettings, wanted, "figure")
         for line in watch(chosen.folders[0]) if chosen.watch else ():
             print(line, flush=True)
-        for line in collect(chosen.folders, chosen.out):
+        for line in collect(chosen.folders, chosen.out, figure):
             print(line)
     except KeyboardInterrupt:
         return 130

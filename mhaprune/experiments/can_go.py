@@ -18,6 +18,7 @@ from mhaprune.tables import (
     Tables,
     quality_name,
     timed_name,
+    unit_name,
 )
 
 
@@ -56,7 +57,7 @@ def surely_words(row: Mapping[str, Any] | pd.Series, kept: bool = False) -> str:
     sure = row.get(SURE, nan)
     if isnan(sure):
         return ""
-    return f" ({int(row['heads_total'] - sure) if kept else int(sure) or 'none'} surely)"
+    return f" ({int(row['heads_total'] - sure) if kept else int(sure) or 'none'} at 95 % confidence)"
 
 
 def most_removed(summary: pd.DataFrame) -> pd.Series:
@@ -76,7 +77,7 @@ def headline(summary: pd.DataFrame, tables: Tables) -> list[Number]:
         )
         quartiles = f"{timed_name(tables)}; quartiles {row['speedup_q1']:.2f} to {row['speedup_q3']:.2f}"
         numbers += [
-            Number("heads that can go", float(row["heads_removed"]), total, after, 0.0, total, surely),
+            Number(f"{unit_name(tables)} that can be removed", float(row["heads_removed"]), total, after, 0.0, total, surely),
             share_number(quality_name(tables), row[QUALITY], row["dense_quality"], after, ends),
             Number("times as fast", float(row["speedup"]), 1.0, after, 0.0, beside=quartiles),
         ]
@@ -91,19 +92,19 @@ def _percent(row: pd.Series, column: str, *ends: str) -> str:
 
 
 def caveats(tables: Tables, sure: bool, tolerance: float, recovered: str) -> Iterator[str]:
-    """Yield sentences of caution. `sure` means that another sentence says "surely". Then this word is explained, with a
-    warning if the choose split is too small: if even the interval of the dense model against itself ends above the
-    tolerance. Recoveries that failed, as the table named `recovered` says, are listed too."""
+    """Yield sentences of caution. `sure` means that another sentence says "at 95 % confidence". Then this is explained,
+    with a warning if the choose split is too small: if even the interval of the whole model against itself ends above
+    the tolerance. Recoveries that failed, as the table named `recovered` says, are listed too."""
     if sure:
         yield (
-            f"Surely means that the 95 % interval of the {quality_name(tables)} lost on the choose split ends within"
-            f" {tolerance:g}, for that number of removed heads and for every smaller one."
+            f"“At 95 % confidence” means: with that many {unit_name(tables)} removed, and with every smaller number,"
+            f" the 95 % interval of the {quality_name(tables)} lost on the choose split ends within {tolerance:g}."
         )
         whole = tables.get("pruning", pd.DataFrame(columns=["heads_removed", f"{CHOOSE_DROP}_high"]))
         widest = whole.loc[whole["heads_removed"] == 0, f"{CHOOSE_DROP}_high"].min()
         if widest > tolerance:
             yield (
-                "None can be sure with a choose split this small: even of the whole model against itself the interval"
+                "The choose split is too small for any such claim: even of the whole model against itself the interval"
                 f" ends at {widest:.3f}."
             )
     if recovered in tables:

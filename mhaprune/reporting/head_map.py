@@ -14,7 +14,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from mhaprune.heads import block_label
 from mhaprune.reporting.heat_map import MATTERS, write_inside
-from mhaprune.reporting.plots import Plot, number
+from mhaprune.reporting.plots import Plot, amount
 from mhaprune.tables import REFERENCE, blocks_in, named
 
 REMOVED = "removed"
@@ -34,6 +34,8 @@ class Verdict(NamedTuple):
     """The sentence that explains what a tile of each kind means."""
     together: bool = True
     """True if the removable heads were removed together; False if each of them was judged alone."""
+    tables: tuple[str, ...] = ()
+    """The names of the tables that it was made from."""
 
 
 class SmallMap(NamedTuple):
@@ -85,14 +87,14 @@ LONGEST = 8.0
 def heads_that_matter(verdict: Verdict) -> Plot:
     """Draw a map of the model with a tile per head: dark if the head matters, empty if it can be removed. The line
     around an empty tile is dashed if all such heads were removed together, solid if each can be removed alone."""
-    heads, scorer, title, meaning, together = verdict
-    heads = heads.assign(digits=["" if isnan(score) else number(score, 3) for score in heads["score"]])
-    rows = blocks_in(heads)
-    columns = int(heads["head"].max()) + 1
+    heads, scorer, title, meaning, together, tables = verdict
+    heads = heads.assign(digits=["" if isnan(score) else amount(score) for score in heads["score"]])
+    rows, numbers = blocks_in(heads), sorted(heads["head"].unique())  # a group has the number of its first head
+    columns = len(numbers)
     if 0.55 * len(rows) > TALLEST:  # lower rows have no room for a second line
         heads["name"] = heads["name"].where(heads["name"] == REMOVED, "")
     named = (heads["name"] != "").any()
-    width = max(1.5 + (1.8 if named else 0.95) * columns, min(LETTER * len(title), LONGEST))
+    width = max(2.4 + (1.8 if named else 0.95) * columns, min(LETTER * len(title), LONGEST))
     words = textwrap.fill(title, int(width / LETTER))
     height = 1.15 + 0.2 * words.count("\n") + min(0.55 * len(rows), max(TALLEST, 0.26 * len(rows)))
     figure = Figure(figsize=(width, height))
@@ -101,8 +103,10 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     shade = PowerNorm(0.5, 0, highest if highest > 0 else 1.0)
     for _, head in heads.iterrows():
         share = 0.5 if isnan(head["score"]) else float(shade(max(head["score"], 0.0)))
-        _tile(axes, head, rows.index((head["site"], head["layer"])), LIGHTEST + (1 - LIGHTEST) * share, together)
-    axes.set(xlim=(-0.5, columns - 0.5), ylim=(len(rows) - 0.5, -0.5), xticks=range(columns), xlabel="head")
+        place = numbers.index(head["head"]), rows.index((head["site"], head["layer"]))
+        _tile(axes, head, place, LIGHTEST + (1 - LIGHTEST) * share, together)
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(len(rows) - 0.5, -0.5), xlabel="head")
+    axes.set_xticks(range(columns), numbers)
     axes.set_yticks(range(len(rows)), [block_label(*row) for row in rows])
     axes.tick_params(length=0)
     axes.grid(visible=False)
@@ -110,28 +114,28 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     figure.suptitle(words, fontsize=12.5, fontweight="bold")
     stays, goes = (heads[heads["stays"] == flag] for flag in (True, False))
     caption = meaning
-    rise = " (rise of the loss)" if scorer == REFERENCE else ""
     if scorer:
-        caption += f" The numbers are scores by {scorer}{rise} on the score split, the darker the higher"
-        caption += ", the words what the head looks at, if that is clear." if named else "."
-    can_go = "Can go" if together else "Cost next to nothing alone"
+        rise = "how much the loss rises without this head alone" if scorer == REFERENCE else f"its score by {scorer}"
+        caption += f" The number is {rise}, on the score split: the darker, the more."
+        caption += " Below it stands what the head looks at, if that is clear." if named else ""
+    can_go = "Can be removed" if together else "Cost next to nothing alone"
     gone = goes["name"] == REMOVED
     alt = f"{title}. Stay: {_list(stays) or 'none'}. {can_go}: {_list(goes[~gone]) or 'none'}."
     alt += f" Removed already: {_list(goes[gone])}." if gone.any() else ""
-    return Plot("matter", caption, figure, alt)
+    return Plot("matter", caption, figure, alt, tables=tables)
 
 
-def _tile(axes: Axes, head: pd.Series, row: int, depth: float, together: bool) -> None:
+def _tile(axes: Axes, head: pd.Series, place: tuple[int, int], depth: float, together: bool) -> None:
     look: Any = {"facecolor": matplotlib.colormaps[MATTERS](depth), "edgecolor": "none"}
     ink = "white" if depth > 0.55 else "black"
     if not head["stays"]:
         line = (0, (3, 2)) if together else "-"
         look, ink = {"facecolor": "none", "edgecolor": "#8c8c8c", "linestyle": line}, "#595959"
-    box = FancyBboxPatch((head["head"] - 0.45, row - 0.42), 0.9, 0.84, "round,pad=0,rounding_size=0.1", **look)
+    box = FancyBboxPatch((place[0] - 0.45, place[1] - 0.42), 0.9, 0.84, "round,pad=0,rounding_size=0.1", **look)
     axes.add_patch(box)
     words = "\n".join(filter(None, [head["digits"], head["name"]])) or ("stays" if head["stays"] else "goes")
     weight = "bold" if head["stays"] else "normal"
-    write_inside(axes, head["head"], row, words, fontsize=9, color=ink, fontweight=weight)
+    write_inside(axes, *place, words, fontsize=9, color=ink, fontweight=weight)
 
 
 def _list(heads: pd.DataFrame) -> str:

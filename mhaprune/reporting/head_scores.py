@@ -1,42 +1,44 @@
-"""The scores of all heads; the colour is the rank, so that scorers can be compared."""
+"""The scores of all heads, each as a share of the largest score by the same scorer, so that scorers can be compared."""
 
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from mhaprune.heads import block_label
 from mhaprune.reporting.heat_map import heat_map, thinned
-from mhaprune.reporting.plots import Plot, elided, short
-from mhaprune.tables import HEAD, Tables, candidates
+from mhaprune.reporting.plots import Plot, amount, elided, needs
+from mhaprune.tables import HEAD, REFERENCE, Tables, candidates
 
-MOST_NUMBERS = 8
-"""Largest number of scorers for which scores are written into the cells."""
+MOST_NUMBERS = 12
+"""Largest number of scorers for which numbers are written into the cells."""
 TALLEST = 11.0
 """Largest height in inches. With more heads than fit, rows shrink and lose their numbers."""
 
 
+@needs("heads")
 def head_scores(tables: Tables) -> Plot | None:
-    """Draw a row per head and a column per scorer: the rank as a colour and, with enough room, the score."""
-    heads = tables.get("heads", pd.DataFrame(columns=["scorer", "draw"]))
+    """Draw a row per head and a column per scorer: the score in percent of the scorer's largest, as a colour and, with
+    enough room, as a number."""
+    heads = tables["heads"]
     names = candidates(heads)
     if not names:
         return None
     heads = heads[heads["scorer"].isin(names)]
     every = pd.MultiIndex.from_frame(heads[HEAD].drop_duplicates())  # also a head that no scorer has a number for
     scores = heads.pivot_table(index=HEAD, columns="scorer", values="score").reindex(index=every, columns=names)
-    others = (scores.count() - 1).replace(0, np.nan)
-    depths = ((scores.rank() - 1) / others).fillna(0.5).where(scores.notna())
+    percent = in_percent(scores.replace([np.inf, -np.inf], np.nan))
     height = max(min(0.2 * len(scores), TALLEST), 1.8)
     fits = len(names) <= MOST_NUMBERS and height / len(scores) > 0.17
     shown = [elided(name, 24) for name in names]
     wide = 0.6 if fits else 0.27
-    figure = Figure(figsize=(3.2 + wide * len(names), 1.5 + height + 0.085 * max(0, max(map(len, shown)) - 18)))
+    figure = Figure(figsize=(4.2 + wide * len(names), 1.5 + height + 0.085 * max(0, max(map(len, shown)) - 18)))
     axes = figure.add_subplot()
-    cells: Any = {"columns": shown, "write": short if fits else None, "written": scores.to_numpy(float)}
-    cells |= {"vmin": -0.12, "vmax": 1}  # the lowest head still has a colour, unlike a missing one
-    image = heat_map(axes, depths.to_numpy(float), **cells)
+    write = (lambda value: amount(value, 0)) if fits else None
+    colours: Any = {"norm": PowerNorm(0.5, 0, 100, clip=True)}
+    image = heat_map(axes, percent.to_numpy(float), columns=shown, write=write, **colours)
     axes.tick_params(axis="x", rotation=90)
     blocks = [block_label(site, layer) for site, layer, _ in scores.index]
     first = [i for i, block in enumerate(blocks) if i == 0 or blocks[i - 1] != block]
@@ -45,16 +47,24 @@ def head_scores(tables: Tables) -> Plot | None:
     axes.tick_params(axis="y", length=0)
     for i in first[1:]:
         axes.axhline(i - 0.5, color="black", linewidth=0.6)
-    axes.set(xlabel="scorer", ylabel="a row per head")
-    bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02, aspect=30)
-    bar.set_label("rank of the head")
-    bar.set_ticks([-0.07, 0.95], labels=["matters\nleast", "matters\nmost"])
-    bar.ax.tick_params(length=0)
+    axes.set(ylabel="a row per head")
+    scorer = REFERENCE if REFERENCE in percent else names[0]
+    high = int((percent[scorer] >= 10).sum())
+    axes.set_title(f"{high} of {len(percent)} heads reach a tenth of the largest score by {scorer}", loc="right")
+    bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02, aspect=30, ticks=[0, 1, 10, 50, 100])
+    bar.set_label("% of the scorer's largest score")
+    bar.ax.minorticks_off()
     bar.outline.set_visible(False)
     caption = (
-        "Importance of every head, in the order of the model, by every scorer. The colour is the rank of a head: the"
-        " darker, the more it matters to that scorer."
+        "How much each head matters, in the order of the model: its score in percent of the largest score by the same"
+        " scorer; if all scores of a scorer are negative, 0 is its lowest."
     )
-    caption += " The numbers are the scores; 4e−5 stands for 0.00004." if fits else ""
-    caption += " Grey: no score." if scores.isna().any(axis=None) else ""
+    caption += " Grey: no score." if percent.isna().any(axis=None) else ""
     return Plot("heads", caption, figure)
+
+
+def in_percent(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return each column in percent of its largest number. A column without a positive number goes from 0 to 100."""
+    lowest = scores.min().where(scores.max() <= 0, 0.0)
+    largest = (scores.max() - lowest).replace(0, 1.0)
+    return 100 * (scores - lowest) / largest

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, room_for
+from mhaprune.reporting.sentences import share
 from mhaprune.reporting.settings import ALL_RUNS, Setting
 from mhaprune.statistics.intervals import LEAST_RUNS, prediction_interval, student_interval
 from mhaprune.tables import LABEL
@@ -38,7 +39,7 @@ class Number(NamedTuple):
     value: float
     """NaN if the run has no such number."""
     whole: float = math.nan
-    """The value of the dense model, for comparison; NaN if there is none."""
+    """The value of the whole model, for comparison; NaN if there is none."""
     after: str = ""
     """The recovery before the measurement; empty for none."""
     least: float = -math.inf
@@ -98,7 +99,7 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
             axes.set_xlabel(across.name if i == len(rows) - 1 else "")
             own = numbers[numbers["what"] == what]
             low, high = room_for(pd.concat([own["value"], own["whole"]]).dropna(), ends)
-            axes.set_ylim(-0.06 * high if own["least"].min() == 0 and low < 0.5 * high else low, high)
+            axes.set_ylim(max(low, -0.06 * high) if own["least"].min() == 0 else low, high)  # no number below 0
     styles = {} if colours is ALL_RUNS else colours.styles
     legend = [
         Line2D([], [], label=f"{colours.name}={value}", markersize=6, linestyle="", **style)
@@ -106,7 +107,7 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
     ]
     legend += [Line2D([], [], label="the whole model", **WHOLE)] if numbers["whole"].notna().any() else []
     legend_above(figure, legend)
-    return Plot("headline", _caption(numbers, settings), figure)
+    return Plot("headline", _caption(numbers, settings), figure, tables=("runs",))
 
 
 def _comparable(numbers: pd.DataFrame) -> pd.DataFrame:
@@ -203,7 +204,9 @@ def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterat
 
 def _mean(runs: pd.DataFrame) -> str:
     """Return the mean with its interval and the interval for a new run, in words; the values, if they are few."""
+    said = share if (runs["most"] == 1).all() else "{:.3g}".format
     if len(runs) < LEAST_RUNS:
-        return " and ".join(f"{value:.3g}" for value in runs["value"])
-    (low, high), (least, most) = (_within(runs, interval) for interval in (student_interval, prediction_interval))
-    return f"{runs['value'].mean():.3g} ({low:.3g} to {high:.3g}; new run {least:.3g} to {most:.3g})"
+        return " and ".join(map(said, runs["value"]))
+    within = [_within(runs, interval) for interval in (student_interval, prediction_interval)]
+    mean, low, high, least, most = map(said, [runs["value"].mean(), *within[0], *within[1]])
+    return f"{mean} ({low} to {high}; new run {least} to {most})"

@@ -7,22 +7,22 @@ print. Signed maps differ only by hue there, so their figures also write the sig
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.image import AxesImage
 
 MATTERS = "Blues"
 """Darker means more: how much a head matters, or how much it attends."""
-WEIGHTS: Any = {"cmap": MATTERS, "vmin": 0, "vmax": 1}
-"""The colours of weights from 0 to 1, beside other numbers. Maps of attention alone end at their largest weight."""
-LOST = "Reds"
-"""Darker means that a choice of heads loses more quality."""
+LOST = LinearSegmentedColormap.from_list("lost", ["white", *matplotlib.colormaps["Reds"](np.linspace(0.25, 1, 8))])
+"""Darker means that a choice of heads loses more quality; nothing lost is white."""
 EXTRA_COST = "RdBu_r"
 """Signed: red costs more than expected, blue less."""
 VALUES = "PuOr_r"
 """Signed numbers that are neither good nor bad: orange is positive, purple negative."""
 MISSING = "#d9d9d9"
-"""The colour of a cell without a number: a removed head, or no measurement."""
+"""The colour of a cell without a number: a removed head, no measurement, a place where attention is forbidden."""
 
 
 def heat_map(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import matplotlib
 import numpy as np
@@ -17,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.legend import Legend
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from mhaprune.tables import ENDS, QUALITY, UNINFORMED, Tables
@@ -38,12 +40,13 @@ STYLE: Any = {
     "figure.constrained_layout.h_pad": 0.06,  # inches; letters are a little wider at another resolution
     "figure.constrained_layout.use": True,
     "figure.constrained_layout.w_pad": 0.06,
-    "figure.dpi": 150,  # the resolution of PNG files: text is measured once
+    "figure.dpi": 150,
     "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib; a longer list would be repeated at each text of an SVG
     "font.size": 10,
     "grid.alpha": 0.3,
     "legend.fontsize": 9,
     "legend.frameon": False,
+    "pdf.fonttype": 42,  # letters that can be searched and edited, as journals ask
     "savefig.facecolor": "white",
     "svg.fonttype": "none",
     "svg.hashsalt": "mhaprune",
@@ -75,9 +78,28 @@ class Plot:
         """The figure as an SVG file, with the same bytes for the same tables. Its text can be searched."""
         return self._render("svg", {"Date": None})
 
+    @cached_property
+    def pdf(self) -> bytes:
+        """The figure as a PDF file, with the same bytes for the same tables."""
+        return self._render("pdf", {"CreationDate": None})
+
     def named(self, name: str) -> Plot:
         """Return the figure under another name."""
         return replace(self, name=name)
+
+    def shape(self, width: float | None = None, dpi: int = 150) -> None:
+        """Set the width in inches and the resolution, before the first file is made. The height follows; letters keep
+        their size, so titles are broken and legends arranged anew."""
+        self.figure.set_dpi(dpi)  # text is measured at the resolution of the PNG file
+        if width is None:
+            return
+        self.figure.set_size_inches(width, self.figure.get_figheight() * width / self.figure.get_figwidth())
+        if self.figure.get_suptitle():
+            self.figure.suptitle(wrapped(" ".join(self.figure.get_suptitle().split()), width))
+        for part in (self.figure, *self.figure.subfigs):
+            for legend in list(part.legends):
+                legend.remove()
+                legend_above(part, _HANDLES[legend])
 
     def __repr__(self) -> str:
         return self.alt or self.caption
@@ -99,25 +121,40 @@ Figures = tuple[Callable[[Tables], Drawn], ...]
 """Functions that draw figures from tables. Each returns None if a table that it needs is missing."""
 
 
-def needs(*names: str) -> Callable[[Callable[[Tables], Drawn]], Callable[[Tables], Drawn]]:
-    """Return a decorator. The decorated function draws nothing if one of these tables is missing or empty."""
+def needs(*names: str) -> Callable[[Callable[[Tables], Drawn]], Callable[[Tables], Iterable[Plot]]]:
+    """Return a decorator. The decorated function draws nothing if one of these tables is missing or empty, and its
+    figures name these tables."""
 
-    def wrap(figure: Callable[[Tables], Drawn]) -> Callable[[Tables], Drawn]:
+    def wrap(figure: Callable[[Tables], Drawn]) -> Callable[[Tables], Iterable[Plot]]:
         @wraps(figure)
-        def drawn(tables: Tables) -> Drawn:
-            return figure(tables) if all(len(tables.get(name, ())) for name in names) else None
+        def drawn(tables: Tables) -> Iterator[Plot]:
+            if all(len(tables.get(name, ())) for name in names):
+                yield from (replace(plot, tables=names) for plot in plots_of(figure(tables)))
 
         return drawn
 
     return wrap
 
 
+def appendix(figure: Callable[[Tables], Drawn]) -> Callable[[Tables], Iterable[Plot]]:
+    """Return a function that draws the same figures, for the appendix of a page."""
+
+    @wraps(figure)
+    def drawn(tables: Tables) -> Iterator[Plot]:
+        yield from (replace(plot, appendix=True) for plot in plots_of(figure(tables)))
+
+    return drawn
+
+
+def plots_of(drawn: Drawn) -> Iterable[Plot]:
+    return [drawn] if isinstance(drawn, Plot) else drawn or ()
+
+
 def draw(figures: Figures, tables: Tables) -> Iterator[Plot]:
     """Yield every figure whose tables are there, in the project's style."""
     for figure in figures:
         with matplotlib.rc_context(STYLE):
-            drawn = figure(tables)
-            plots = [drawn] if isinstance(drawn, Plot) else list(drawn or ())
+            plots = list(plots_of(figure(tables)))
         yield from plots
 
 
@@ -153,14 +190,10 @@ def ceiling(highest: pd.Series, families: pd.Series) -> float:
 
 
 def room_for(values: pd.Series, ends: Iterable[float]) -> tuple[float, float]:
-    """Return the ends of an axis that shows all values and, unless they are much wider, all intervals, which end at
-    `ends`. With two or three runs an interval may be so long that the values could not be told apart; it is then cut at
-    the edge of the panel."""
-    low, high = float(values.min()), float(values.max())
-    span = max(high - low, 0.02 * max(abs(high), abs(low))) or 1.0
-    ends = [end for end in ends if not np.isnan(end)]
-    low, high = max(min([low, *ends]), low - span), min(max([high, *ends]), high + span)
-    margin = 0.06 * (high - low or span)
+    """Return the ends of an axis that shows all values and all intervals, which end at `ends`."""
+    seen = pd.concat([values, pd.Series(list(ends), dtype=float)]).dropna()
+    low, high = float(seen.min()), float(seen.max())
+    margin = 0.06 * ((high - low) or 0.02 * abs(high) or 1.0)
     return low - margin, high + margin
 
 
@@ -202,6 +235,10 @@ def draw_curve(
     axes.errorbar(frame[x], frame[y], errors(frame, y, ends), **{"capsize": 2, "elinewidth": 1, **style})
 
 
+_HANDLES = WeakKeyDictionary[Legend, Sequence[Any]]()
+"""The lines and marks that each legend explains; a legend itself keeps only copies."""
+
+
 def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist]) -> None:
     """Draw a legend above all panels, in as many columns as fit the figure."""
     handles = of.get_legend_handles_labels()[0] if isinstance(of, Axes) else list(of)
@@ -212,12 +249,20 @@ def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist]) -> Non
     width = 0.6 + 0.085 * max(len(line) for label in labels for line in label.splitlines() or [""])
     columns = max(1, int(room / width))
     place: Any = {"loc": "outside upper center", "ncols": columns_of(len(labels), columns)}
-    figure.legend(handles, labels, **place)
+    _HANDLES[figure.legend(handles, labels, **place)] = handles
 
 
 def number(value: float, decimals: int) -> str:
     """Return a number as text, with a real minus sign but no “−0”; a dash for NaN."""
     return "–" if np.isnan(value) else f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")
+
+
+def amount(value: float, decimals: int = 3) -> str:
+    """Return an amount as text, and one too small for these decimals as `<0.001`, so that 0 means nothing at all."""
+    small = 10.0**-decimals
+    if 0 < abs(value) < small:
+        return f"<{small:.{decimals}f}"
+    return "0" if value == 0 else number(value, decimals)
 
 
 def wrapped(words: str, inches: float) -> str:
@@ -231,15 +276,9 @@ def elided(name: str, most: int = 28) -> str:
     return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"
 
 
-def short(value: float) -> str:
-    """Return a number in at most six letters, for a cell: `2.88`, `0.03`, `4e−5`; a dash for NaN."""
-    size = abs(value)
-    if np.isnan(value) or value == 0 or 0.01 <= size < 1000:
-        return "0" if value == 0 else number(value, 2 if size < 10 else 1 if size < 100 else 0)
-    if np.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    digits, exponent = f"{value:.0e}".split("e")
-    return f"{digits}e{int(exponent)}".replace("-", "−")
+def plain_ticks(axis: XAxis | YAxis) -> None:
+    """Write the numbers of a logarithmic axis as 0.01 and 10, not as powers of ten."""
+    axis.set_major_formatter(lambda value, place: f"{value:g}".replace("-", "−"))
 
 
 def scale_in_ratios(axis: XAxis | YAxis, low: float, high: float, apart: float = 0.12) -> None:

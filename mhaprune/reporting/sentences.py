@@ -20,24 +20,31 @@ def points_over_runs(points: pd.Series) -> str:
 
 
 def share(value: float) -> str:
-    """Return a share with three decimals, as all sentences write it: 0.992."""
-    return f"{value:.3f}"
+    """Return a share in percent, as all sentences write it: 99.2 %. A quality that is no share has three decimals."""
+    return f"{number(100 * value, 1)} %" if 0 <= value <= 1 else number(value, 3)
+
+
+def right(value: float, tables: Tables) -> str:
+    """Return a quality as a clause: `99.2 % of the answers are right`; another quality by its name."""
+    name = quality_name(tables)
+    return f"{share(value)} of the answers are right" if name == "exact match" else f"{name} is {share(value)}"
 
 
 def as_fast(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:
-    """Return the speed-up in words: `With fewer heads greedy decoding of 32 examples is 1.21× as fast (quartiles
-    1.20–1.22).` If the quartiles overlap those of the dense model timed against itself, the sentence says that there is
-    no clear gain."""
+    """Return the speed-up in words: `Greedy decoding of 32 examples is then 1.21 times as fast (quartiles 1.20 to
+    1.22).` If the quartiles overlap those of the whole model timed against itself, the sentence says that there is no
+    clear gain."""
     latency = tables.get("latency", pd.DataFrame())
     batch = f" of {latency['timed_examples'].iloc[0]} examples" if "timed_examples" in latency else ""
+    timed = timed_name(tables)
     line = (
-        f"With fewer heads {timed_name(tables)}{batch} is {row['speedup']:.2f}× as fast"
-        f" (quartiles {row['speedup_q1']:.2f}–{row['speedup_q3']:.2f})."
+        f"{timed[0].upper()}{timed[1:]}{batch} is then {row['speedup']:.2f} times as fast"
+        f" (quartiles {row['speedup_q1']:.2f} to {row['speedup_q3']:.2f})."
     )
     for again in latency[latency.eq(DENSE_AGAIN).any(axis=1)].to_dict("records"):
         low, high = again["speedup_q1"], again["speedup_q3"]
         if low <= row["speedup_q3"] and row["speedup_q1"] <= high:
-            line += f" That is no clear gain: the dense model against itself is at {low:.2f}–{high:.2f}."
+            line += f" That is no clear gain: the whole model against itself is at {low:.2f} to {high:.2f}."
     return line
 
 
@@ -47,7 +54,7 @@ def if_poor(tables: Tables) -> Iterator[str]:
         reached = float(training[VALID_QUALITY].iloc[-1])
         if reached < POOR:
             yield (
-                f"Beware: the model itself is poor, {share(reached)} {quality_name(tables)} at the end of its training."
+                f"Beware: the model itself is poor: at the end of its training {right(reached, tables)}."
                 " What is said of its heads means little. Larger training.steps and task.train make it better."
             )
 
@@ -56,7 +63,6 @@ def say_accuracy(accuracy: pd.DataFrame) -> str:
     """Return the table `accuracy` as a sentence."""
     row = accuracy.iloc[0]
     return (
-        f"{row[QUALITY]:.3f} exact match"
-        f" (95 % interval {row['quality_low']:.3f}–{row['quality_high']:.3f}),"
-        f" {row['token_accuracy']:.4f} token accuracy on the report split."
+        f"{share(row[QUALITY])} of the answers on the report split are right (95 % interval {share(row['quality_low'])}"
+        f" to {share(row['quality_high'])}), and {share(row['token_accuracy'])} of their tokens."
     )

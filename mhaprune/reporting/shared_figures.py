@@ -12,7 +12,7 @@ from mhaprune.heads import SITES
 from mhaprune.reporting import plots
 from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, needs
 from mhaprune.scorers.agreement import with_reference
-from mhaprune.statistics.intervals import skewed_ends, student_interval
+from mhaprune.statistics.intervals import LEAST_RUNS, skewed_ends, student_interval
 from mhaprune.tables import (
     HEAD,
     LABEL,
@@ -57,10 +57,12 @@ def agreement(tables: Tables) -> Plot | None:
         axes.tick_params(labelbottom=True)
     near_zero = max(costs.abs().quantile(0.25), 1e-3 * costs.abs().max(), 1e-6)
     grid[0].set_yscale("symlog", linthresh=10.0 ** np.ceil(np.log10(near_zero)))
+    plots.plain_ticks(grid[0].yaxis)
     plots.legend_above(figure, grid[0])
     caption = (
         "What closing each head really costs against its rank by another score, the most important one at the right;"
-        " the axis is linear near 0, bars are 95 % intervals over examples, where there are enough for one."
+        " the axis is in proportion near 0 and logarithmic beyond, bars are 95 % intervals over examples, where there"
+        " are enough for one."
     )
     return Plot("agreement", caption, figure)
 
@@ -87,26 +89,29 @@ def compare_curves(tables: Tables) -> Plot | None:
     plots.legend_above(figure, [lines[label] for label in styles if label in lines])
     caption = f"{quality_name(tables).capitalize()} on the report split against the share of heads removed, by scorer."
     if (pruning.groupby(SETTING)[LABEL].nunique() > 1).any():
-        caption += " Lines are means over runs that differ only in their seed, bands their 95 % intervals."
+        caption += " Lines are means over runs that differ only in their seed, a small point each; with three runs or"
+        caption += " more, bars are 95 % intervals."
     else:
-        caption += " A line per run; bands span the draws of a control."
+        caption += " A line per run; small points are the draws of a control."
     return Plot("comparison", caption, figure)
 
 
 def _draw_mean_curve(axes: Axes, rows: pd.DataFrame, label: str, style: Mapping[str, Any]) -> None:
-    """Draw the mean of runs with its interval; for a single run the mean and the range of its draws."""
+    """Draw the mean of runs, or of the draws of a single run, and each of them as a point; for enough runs also the
+    interval of the mean."""
     if rows.empty:
         return
     several = rows[LABEL].nunique() > 1
-    by_run = rows.groupby([LABEL, "fraction_removed"])[QUALITY].mean()
-    values = (by_run if several else rows.set_index("fraction_removed")[QUALITY]).groupby("fraction_removed")
-    means = values.mean()
-    low, high = np.array([student_interval(each) if several else (each.min(), each.max()) for _, each in values]).T
-    axes.plot(means.index, means, label=label, markersize=4, **style)
-    if rows[QUALITY].between(0, 1).all():  # a share stays between 0 and 1
-        low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
-    shade = {"color": style["color"], "alpha": 0.12, "linewidth": 0}
-    axes.fill_between(means.index, low, high, **shade)
+    each = rows.groupby([LABEL, "fraction_removed"])[QUALITY].mean() if several else rows.set_index("fraction_removed")
+    each = (each if several else each[QUALITY]).reset_index()
+    values = each.groupby("fraction_removed")[QUALITY]
+    axes.plot(each["fraction_removed"], each[QUALITY], ".", markersize=3, alpha=0.6, color=style["color"])
+    axes.plot(values.mean(), label=label, markersize=4, linewidth=1.3, **style)
+    if rows[LABEL].nunique() >= LEAST_RUNS:
+        ends = np.array([student_interval(own) for _, own in values]).T
+        if rows[QUALITY].between(0, 1).all():  # a share stays between 0 and 1
+            ends = np.clip(ends, 0, 1)
+        axes.vlines(list(values.groups), *ends, color=style["color"], linewidth=1)
 
 
 def setting_names(frame: pd.DataFrame) -> pd.Series:

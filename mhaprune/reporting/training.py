@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mhaprune.heads import HeadId, block_label
-from mhaprune.reporting.plots import COLOURS, Plot, legend_above, needs, panels
-from mhaprune.tables import GATE, Tables
+from mhaprune.reporting.plots import COLOURS, Plot, legend_above, needs, panels, plain_ticks
+from mhaprune.reporting.sentences import share
+from mhaprune.tables import GATE, VALID_QUALITY, Tables
 
 MOST_NAMED = 12
 """Largest number of gates in a legend. More lines cannot be told apart."""
@@ -27,13 +28,18 @@ def training_curve(tables: Tables) -> Plot:
     gates = {HeadId.parse(name.removeprefix(GATE)): name for name in training if name.startswith(GATE)}
     blocks = list(dict.fromkeys((head.site, head.layer) for head in gates))
     height = 0.3 + 2 * -(-len(blocks) // 3)
-    figure = Figure(figsize=(8.4, 2.9 + height * bool(blocks)))
+    figure = Figure(figsize=(8.4, 3.2 + height * bool(blocks)))
     parts: Any = figure.subfigures(2, 1, height_ratios=[2.9, height]) if blocks else [figure]
     loss, quality = parts[0].subplots(1, 2)
     _draw_progress(loss, training, {"loss": "training loss", "valid_loss": "held-out loss"})
     loss.set(xlabel="step", ylabel="loss (nats per token)", yscale="log")
-    _draw_progress(quality, training, {"valid_quality": "held-out exact match"})
-    quality.set(xlabel="step", ylabel="exact match", ylim=(-0.03, 1.03))
+    plain_ticks(loss.yaxis)
+    _draw_progress(quality, training, {VALID_QUALITY: ""})
+    quality.set(xlabel="step", ylabel="exact match, held-out", ylim=(-0.03, 1.03))
+    last = training.iloc[-1]
+    loss.set_title(
+        f"After {last['step']:.0f} steps {share(last[VALID_QUALITY])} of held-out answers are right\n", loc="left"
+    )
     caption = "Training: the loss at the left, with a logarithmic axis, the share of right answers at the right"
     if blocks:
         _draw_gates(parts[1], training, gates, blocks)
@@ -42,12 +48,13 @@ def training_curve(tables: Tables) -> Plot:
 
 
 def _draw_progress(axes: Axes, training: pd.DataFrame, lines: Mapping[str, str]) -> None:
-    """Draw columns of the table as lines, with a legend above the panel, where it covers no line."""
+    """Draw columns of the table as lines, with a legend of several above the panel, where it covers no line."""
     for (column, label), dash in zip(lines.items(), ("-", "--"), strict=False):
         known = training.dropna(subset=column)  # there is no training loss before the first step
         marker = "o" if len(known) == 1 else ""
         axes.plot(known["step"], known[column], marker=marker, color=COLOURS[0], linestyle=dash, label=label)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(lines), borderaxespad=0.2)
+    if len(lines) > 1:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(lines), borderaxespad=0.2)
 
 
 def _draw_gates(

@@ -21,6 +21,7 @@ from mhaprune.reporting.settings import Setting, by_use, setting
 from mhaprune.runs.found import COLLECTION, FoundRun, find_runs, read_run
 from mhaprune.runs.index import index_of
 from mhaprune.runs.jobs import Sweep
+from mhaprune.settings.figures import FigureSettings
 from mhaprune.settings.plugins import results_folder
 from mhaprune.settings.sweep import SWEEP_SETTINGS
 from mhaprune.storage.store import RunFolder, read_status, reason, write_bytes
@@ -33,9 +34,9 @@ MOST_LISTED = 200
 """Largest number of runs in the index of all runs, which every run writes."""
 
 
-def collect(folders: Iterable[Path], out: Path) -> list[str]:
-    """Combine the runs found in `folders` into the folder `out`. Return the findings as sentences; the last sentences
-    name the runs that were left out.
+def collect(folders: Iterable[Path], out: Path, figure: FigureSettings | None = None) -> list[str]:
+    """Combine the runs found in `folders` into the folder `out`, with figures in the form `figure`. Return the findings
+    as sentences; the last sentences name the runs that were left out.
 
     The sentences and figures for the runs of an experiment come from its class. Raises ValueError if no run is found,
     or if `out` is itself a run, whose files would be replaced.
@@ -46,7 +47,7 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
     found = find_runs(folders)
     if not found:
         raise ValueError(f"folder={', '.join(map(str, folders))}: holds no run, a run folder has a status.json")
-    with RunFolder(out).recorded() as folder:
+    with RunFolder(out, figure).recorded() as folder:
         folder.note(kind=COLLECTION)
         runs, differ = named(found)
         runs = [run.read() for run in runs]

@@ -117,7 +117,7 @@ def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], read_setti
 def _recorded(
     build: Build, output: Path, overrides: Sequence[str], settings: SweepSettings, wait: bool = False, **facts: int
 ) -> Results:
-    with store.RunFolder(output).recorded(wait) as folder, limited(settings.time_limit):
+    with store.RunFolder(output, settings.figure).recorded(wait) as folder, limited(settings.time_limit):
         folder.note(kind="run", overrides=list(overrides), **facts)
         return build()(folder)
 

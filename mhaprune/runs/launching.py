@@ -96,7 +96,7 @@ def do_sweep(
                     sweep.write(root)
         finally:
             remember(root)
-            for line in collect([root], root):
+            for line in collect([root], root, how.figure):
                 print(line)
             print(f"all of it is in {root}, start with report.html")
     statuses = {job.label: read_status(root / job.name) for job in sweep.jobs}

@@ -1,9 +1,10 @@
-"""The settings of a sweep: how its jobs are done and searched. They do not change the result of a job."""
+"""The settings that do not change the result of a run: how a sweep is done and searched, and the files of figures."""
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
+from mhaprune.settings.figures import FigureSettings
 from mhaprune.settings.ranges import Checked, Gt, Within
 
 LONGEST = 100
@@ -28,7 +29,8 @@ class SearchSettings(Checked):
 
 @dataclass(frozen=True)
 class SweepSettings(Checked):
-    """The settings of a sweep: its name, and the way its jobs are done. `time_limit` also applies to a single run."""
+    """The settings of a sweep: its name, and the way its jobs are done. `time_limit` and `figure` also apply to a
+    single run."""
 
     sweep: str | None = None
     """The name of a sweep, with -m. Its folder is `results/sweeps/NAME`. A restart does only the unfinished jobs."""
@@ -47,6 +49,8 @@ class SweepSettings(Checked):
     stopped."""
     search: SearchSettings | None = None
     """The settings of a search. None means no search: all combinations of settings are done."""
+    figure: FigureSettings = field(default_factory=FigureSettings)
+    """The files of figures."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,5 +62,5 @@ class SweepSettings(Checked):
             )
 
 
-SWEEP_SETTINGS = tuple(field.name for field in fields(SweepSettings))
+SWEEP_SETTINGS = tuple(each.name for each in fields(SweepSettings))
 """The names of the settings of a sweep."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from mhaprune.settings.figures import FigureSettings
 from mhaprune.storage.locks import is_held, locked, read_bytes, regular, whose
 from mhaprune.storage.seals import checksum
 
@@ -85,7 +86,8 @@ class RunFolder:
     says running, but no process has the lock.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, figure: FigureSettings | None = None) -> None:
+        self.figure = figure or FigureSettings()
         self.path = make_folder("hydra.run.dir", Path(path))
         self.files: dict[str, str] = {}
         """The checksum of every file that the run wrote, by its name."""
@@ -136,10 +138,11 @@ class RunFolder:
         self.write(f"{name}.csv", frame.to_csv(index=False, float_format="%.9g").encode())
 
     def write_figures(self, plots: Iterable[Any]) -> None:
-        """Write every figure under its `name`, as `png` and `svg`, in `figures/`."""
+        """Write every figure under its `name` in `figures/`, in each form and in the size of the settings."""
         for plot in plots:
-            self.write(f"figures/{plot.name}.png", plot.png)
-            self.write(f"figures/{plot.name}.svg", plot.svg)
+            plot.shape(self.figure.width, self.figure.dpi)
+            for form in self.figure.format:
+                self.write(f"figures/{plot.name}.{form}", getattr(plot, form))
 
     def _write_status(self) -> None:
         write_json(self.path / "status.json", self.status | {"files": self.files})

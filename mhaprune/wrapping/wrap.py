@@ -14,7 +14,7 @@ from mhaprune.data import Splits
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.outcomes import Diverged, check_weights_finite
 from mhaprune.storage.cache import Cache
-from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME
+from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME, UNITS
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, Unsupported, name_blocks
 from mhaprune.wrapping.discovery import discover
@@ -59,8 +59,11 @@ class ModelWithData:
 
     @property
     def words(self) -> dict[str, str]:
-        """Three names that tables show, by column: the quality, the timed call and the unit of the loss."""
+        """Names that tables show, by column: the quality, the timed call, the unit of the loss, and what counts as one
+        head if that is a set of heads."""
+        sets = {UNITS: self.subject.counted} if self.subject.counted != "heads" else {}
         return {
+            **sets,
             QUALITY_NAME: self.quality_name,
             TIMED_NAME: "a forward pass",
             LOSS_UNIT: unit_of(self.subject.loss),

@@ -13,7 +13,7 @@ from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, needs
-from mhaprune.reporting.sentences import as_fast, share
+from mhaprune.reporting.sentences import as_fast, right, share
 from mhaprune.tables import (
     DENSE_AGAIN,
     HEAD,
@@ -29,32 +29,36 @@ from mhaprune.tables import (
     quality_name,
     repeated_draws,
     timed_name,
+    unit_name,
 )
 
 
 def say(tables: Tables) -> Iterator[str]:
     """Yield sentences: how many heads can be removed, which heads, the speed-up, and what is uncertain."""
-    summary, quality = tables["summary"], quality_name(tables)
+    summary, units = tables["summary"], unit_name(tables)
     plain = summary["recovery"] == NOTHING
     recovered, best = summary[~plain].to_dict("records"), most_removed(summary[plain]).to_dict()
-    total, dense = int(best["heads_total"]), share(best["dense_quality"])
+    total, dense = int(best["heads_total"]), best["dense_quality"]
     if best["heads_removed"] > 0:
         yield (
-            f"{int(best['heads_removed'])} of {total} heads can go{surely_words(best)}: {share(best[QUALITY])}"
-            f" {quality} is left on the report split ({dense} with all)."
+            f"{int(best['heads_removed'])} of {total} {units} can be removed{surely_words(best)}:"
+            f" {right(best[QUALITY], tables)} on the report split ({share(dense)} with all {units})."
         )
         yield f"{_which(best)} All others are kept."
         yield as_fast(best, tables)
     else:
-        yield f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense} {quality}."
+        yield (
+            f"None of {total} {units} can be removed within {best['tolerance']:g} of the whole model's"
+            f" {quality_name(tables)} ({share(dense)})."
+        )
     for row in recovered:
         if row["heads_removed"]:
             yield (
-                f"After {row['recovery']} {int(row['heads_removed'])} can go{surely_words(row)}: {share(row[QUALITY])}"
-                f" {quality} is left. {_which(row)} {as_fast(row, tables)}"
+                f"After {row['recovery']} {int(row['heads_removed'])} can be removed{surely_words(row)}:"
+                f" {right(row[QUALITY], tables)}. {_which(row)} {as_fast(row, tables)}"
             )
         else:
-            yield f"After {row['recovery']} none can go."
+            yield f"After {row['recovery']} none can be removed."
     sure = any(surely_words(row) for row in (best, *recovered) if row["heads_removed"])
     yield from caveats(tables, sure, best["tolerance"], "recovered")
 
@@ -76,11 +80,13 @@ def head_map(tables: Tables) -> Verdict:
     heads = own[[*HEAD, "score"]].assign(name="")
     gone = set(head_names(best["removed"]))
     heads["stays"] = [head not in gone for head in named(heads)]
-    title = f"{len(gone)} of {len(heads)} heads removed: {share(best[QUALITY])} {quality_name(tables)} is left"
+    units = unit_name(tables)
+    title = f"{len(gone)} of {len(heads)} {units} removed: {right(best[QUALITY], tables)}"
     if not gone:
-        title = f"None of {len(heads)} heads can go at the budgets tried"
-    meaning = f"Dashed tiles are heads that were removed together, as chosen by {best['scorer']}; blue ones stay."
-    return Verdict(heads, "" if heads["score"].isna().all() else scorer, title, meaning)
+        title = f"None of {len(heads)} {units} can be removed at the budgets tried"
+    meaning = f"Dashed tiles are {units} that were removed together, as chosen by {best['scorer']}; blue ones stay."
+    named_scorer = "" if heads["score"].isna().all() else scorer
+    return Verdict(heads, named_scorer, title, meaning, tables=("summary", "heads"))
 
 
 def headline(tables: Tables) -> list[Number]:
@@ -88,7 +94,7 @@ def headline(tables: Tables) -> list[Number]:
     return can_go.headline(tables["summary"], tables)
 
 
-@needs("pruning")
+@needs("pruning", "summary")
 def accuracy_curves(tables: Tables) -> Plot:
     """Draw the quality against the number of removed heads: a line per scorer, and a band for a random control."""
     pruning, quality = tables["pruning"], quality_name(tables)
@@ -102,51 +108,65 @@ def accuracy_curves(tables: Tables) -> Plot:
         curves = pruning[pruning["scorer"] == name]
         band = curves.groupby("heads_removed")[QUALITY].agg(["min", "mean", "max"])
         axes.fill_between(band.index, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.2, linewidth=0)
-        label = f"{name} ({curves['draw'].nunique()} draws)"
+        label = f"{name} (mean and range of {curves['draw'].nunique()})"
         axes.plot(band.index, band["mean"], color=CONTROL_COLOUR, linestyle="--", label=label)
     recovered = tables.get("recovered", pd.DataFrame(columns=["recovery", "scorer"]))
     for i, ((name, scorer), curve) in enumerate(recovered.groupby(["recovery", "scorer"], sort=False)):
         look = plots.line_style(names.index(scorer)) if scorer in names else {"color": CONTROL_COLOUR, "marker": "x"}
         look |= {"linestyle": ("--", ":", "-.")[i % 3], "markerfacecolor": "none", "markersize": 7}
         plots.draw_curve(axes, curve, "heads_removed", label=f"{scorer}, then {name}", **look)
-    axes.set(xlabel=f"heads removed, of {int(pruning['heads_total'].max())}", ylabel=quality)
+    axes.set(xlabel=f"{unit_name(tables)} removed, of {int(pruning['heads_total'].max())}", ylabel=quality)
     if pruning[QUALITY].between(0, 1).all():  # a share
         axes.set_ylim(-0.03, 1.03)
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
+    units, rows = unit_name(tables), [most_removed(own) for _, own in tables["summary"].groupby("recovery", sort=False)]
+    within = f"can be removed within {rows[0]['tolerance']:g} of {quality}"
+    title = f"Of {int(rows[0]['heads_total'])} {units} {int(rows[0]['heads_removed'])} {within}"
+    axes.set_title(", ".join([title, *(f"{int(row['heads_removed'])} after {row['recovery']}" for row in rows[1:])]))
     plots.legend_above(figure, axes)
     caption = (
-        f"{quality.capitalize()} on the report split after the heads that each chose were removed. Bars are 95 %"
-        " intervals over examples, a grey line and band the mean and range of a random control. Dashed with open marks:"
-        " the same heads gone, and what is left recovered."
+        f"{quality.capitalize()} on the report split without the {units} that each score ranks lowest. Bars"
+        " are 95 % intervals over examples. Dashed with open marks: the same removed, and what is left recovered."
     )
     return Plot("accuracy", caption, figure)
 
 
-@needs("pruning", "latency")
+@needs("pruning", "latency", "summary")
 def latency_curves(tables: Tables) -> Plot | None:
-    """Draw the measured speed-up over the dense model against heads removed."""
-    names = candidates(tables["pruning"])  # one draw of a control would be noise
-    pruning = tables["pruning"].query("scorer in @names").dropna(subset="speedup")
+    """Draw the speed-up over the whole model against heads removed: a line for the scorer of the summary, small marks
+    for the others, which would lie on it, because time depends on the number of heads more than on which they are."""
+    pruning = tables["pruning"].dropna(subset="speedup")
+    pruning = pruning[pruning["scorer"].isin(candidates(pruning))]  # one draw of a control would be noise
     if pruning.empty:
         return None
-    figure = Figure(figsize=(7, 4.6))
+    best = most_removed(tables["summary"])
+    names = list(pruning["scorer"].unique())
+    first = best["scorer"] if best["scorer"] in names else names[0]
+    figure = Figure(figsize=(7, 4.2))
     axes = figure.add_subplot()
     floor = tables["latency"].set_index("scorer").loc[DENSE_AGAIN, ["speedup_q1", "speedup_q3"]]
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.axhspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0, label="dense against itself")
-    total = int(pruning["heads_total"].max())
-    for i, name in enumerate(names):
-        curve = pruning[pruning["scorer"] == name]
-        shift = 0.012 * total * (i - (len(names) - 1) / 2)  # keeps equal points apart
-        curve = curve.assign(x=curve["heads_removed"] + shift)
-        plots.draw_curve(axes, curve, "x", "speedup", QUARTILES, label=name, **plots.line_style(i))
-    axes.set(xlabel=f"heads removed, of {total}", ylabel=f"speed-up of {timed_name(tables)}")
+    axes.axhspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0, label="noise: the whole model against itself")
+    own, others = pruning[pruning["scorer"] == first], pruning[pruning["scorer"] != first].query("heads_removed > 0")
+    look: Any = {"label": f"chosen by {first}", **plots.line_style(0)}
+    plots.draw_curve(axes, own, "heads_removed", "speedup", QUARTILES, **look)
+    if len(others):
+        look = {"color": "#555555", "markersize": 5, "label": "by another score"}
+        axes.plot(others["heads_removed"], others["speedup"], "x", **look)
+    units, total = unit_name(tables), int(pruning["heads_total"].max())
+    axes.set(xlabel=f"{units} removed, of {total}", ylabel="times as fast (logarithmic axis)")
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
-    seen = pd.concat([pruning["speedup"], pd.Series([1.0, *floor])])  # a bar may leave the figure, no mark may
-    plots.scale_in_ratios(axes.yaxis, 0.9 * seen.min(), 1.1 * seen.max(), 0.05)
+    seen = pd.concat([others["speedup"], *(own[f"speedup{end}"] for end in QUARTILES), pd.Series([1.0, *floor])])
+    plots.scale_in_ratios(axes.yaxis, 0.95 * seen.min(), 1.05 * seen.max(), 0.05)
+    for recovery, rows in tables["summary"].query("heads_removed > 0").groupby("recovery"):
+        row, after = most_removed(rows), "" if recovery == NOTHING else f", {recovery}"
+        words = f"{row['speedup']:.2f} times{after}"
+        place: Any = {"textcoords": "offset points", "va": "top", "fontweight": "bold"}
+        axes.annotate(words, (row["heads_removed"], row["speedup"]), (5, -5), **place)
     plots.legend_above(figure, axes)
     caption = (
-        f"How many times as fast {timed_name(tables)} is with heads really removed. Bars are quartiles over rounds in"
-        " turn, the grey strip is the dense model timed against itself: within it there is no difference to be seen."
+        f"How many times as fast {timed_name(tables)} is with {units} really removed. Bars are quartiles over rounds in"
+        " which all models take turns; within the grey strip there is no difference to be seen. Numbers stand at the"
+        f" most that can be removed within {best['tolerance']:g} of {quality_name(tables)}."
     )
     return Plot("latency", caption, figure)

@@ -18,6 +18,7 @@ from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plan
 from mhaprune.pruning.removal import prune, time_removed
 from mhaprune.recoveries.base import recover
 from mhaprune.reporting.head_scores import head_scores
+from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.shared_figures import agreement, compare_curves
 from mhaprune.reporting.training import training_curve
 from mhaprune.scorers.agreement import rank_agreement
@@ -51,7 +52,7 @@ class Ablate(HeadBudgets, WithinTolerance):
         " smaller models and saves them."
     )
     tables = ("summary", "heads", "pruning", "recovered", "agreement", "latency", "answers", "training")
-    figures = (report.accuracy_curves, head_scores, agreement, report.latency_curves, training_curve)
+    figures = (report.accuracy_curves, head_scores, agreement, report.latency_curves, appendix(training_curve))
     figures_over_runs = (compare_curves,)
     stages: ClassVar[Stages] = {"score": 1, "prune": 5, "time": 5, "recover": 3, "prove": 0.3}
     say = staticmethod(report.say)

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from mhaprune.heads import HeadId, block_label
-from mhaprune.reporting.heat_map import MISSING, VALUES, WEIGHTS, frame, heat_map, write_cells
-from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, legend_above, needs, number, short
+from mhaprune.reporting.heat_map import MATTERS, MISSING, VALUES, frame, heat_map, write_cells
+from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, amount, legend_above, needs, number
 from mhaprune.tables import HEAD, Tables
 
 LAYOUT = (
@@ -34,8 +34,8 @@ def say(tables: Tables) -> Iterator[str]:
         f" {example['source']} with {example['answer']}: every tensor with its formula, its shape and its numbers."
     )
     scaling = tables["scaling"].set_index(["head_dim", "scaled"])
-    largest = tables["scaling"]["head_dim"].max()
-    means = [scaling.loc[(largest, scaled), ["entropy_mean", "gradient_mean"]].map(short) for scaled in (True, False)]
+    largest, two = tables["scaling"]["head_dim"].max(), partial(amount, decimals=2)
+    means = [scaling.loc[(largest, scaled), ["entropy_mean", "gradient_mean"]].map(two) for scaled in (True, False)]
     yield (
         f"Dividing scores by √d_head keeps softmax soft: with random queries at d_head {largest} the entropy of its"
         f" weights is {means[0]['entropy_mean']} nats on average with it and {means[1]['entropy_mean']} without, the"
@@ -55,18 +55,22 @@ def life_of_the_tensors(tables: Tables) -> Plot:
     matrices["weights"] = np.where(np.isneginf(matrices["masked scores"]), np.nan, matrices["weights"])
     head_dim = matrices["queries, split"].shape[1]
     columns = max(map(len, LAYOUT))
-    figure = Figure(figsize=(2.75 * columns, 1.75 * len(LAYOUT)))
+    figure = Figure(figsize=(2.6 * columns, 1.75 * len(LAYOUT)))
     grid: Any = figure.subplots(len(LAYOUT), columns, squeeze=False)
     for names, line in zip(LAYOUT, grid, strict=True):
         for axes in line[len(names) :]:
             axes.remove()
         for name, axes in zip(names, line, strict=False):
             step, matrix = steps.loc[name], matrices[name]
-            colours = WEIGHTS if name == "weights" else around_zero(matrices[COLOURS_OF.get(name, name)])
+            colours = around_zero(matrices[COLOURS_OF.get(name, name)])
+            if name == "weights":
+                colours = {"cmap": MATTERS, "vmin": 0, "vmax": float(np.nanmax(matrix))}
             axes.set_facecolor(MISSING)
             image = heat_map(axes, np.where(np.isfinite(matrix), matrix, np.nan), **colours)
             if matrix.size == 1:
                 write_cells(axes, image, matrix, partial(number, decimals=2), 14)
+            if name == "weights":
+                write_cells(axes, image, three_values(matrix), partial(number, decimals=2))
             frame(axes)
             if "H·K" in step["axes"]:  # a frame around the columns of the head
                 look: Any = {"fill": False, "edgecolor": COLOURS[0], "linewidth": 2, "clip_on": False}
@@ -79,11 +83,22 @@ def life_of_the_tensors(tables: Tables) -> Plot:
         f"The life of the tensors: one real call of {block}, the first example of the batch and, once the heads are"
         f" apart, head {head['head']} (framed before). Rows are positions, columns features or, of scores and weights,"
         " keys; where the example ends, padding follows. Orange is positive, purple negative, each picture in its own"
-        " scale but 10 to 12 in one and 14 and 16 in one; weights are blue, from 0 to 1; grey is where attention is"
-        " forbidden. Shapes are in symbols and numbers: B examples, T queries, U keys, H heads of size K, model width"
-        " D, inputs of width qdim, kdim and vdim."
+        " scale but 10 to 12 in one and 14 and 16 in one; weights are blue, from 0 to the largest, with the largest of"
+        " three rows written; grey is where attention is forbidden. Shapes are in symbols and numbers: B examples, T"
+        f" queries, U keys, H heads of size K (here H·K = {len(matrices['queries'][0]) // head_dim} × {head_dim} ="
+        f" {len(matrices['queries'][0])}), model width D, inputs of width qdim, kdim and vdim."
     )
     return Plot("tensors", caption, figure)
+
+
+def three_values(matrix: np.ndarray) -> np.ndarray:
+    """Return the largest number of the first, the middle and the last row, far enough apart to be written; NaN
+    elsewhere."""
+    rows = [0, len(matrix) // 2, len(matrix) - 1]
+    place = rows, np.nanargmax(matrix[rows], axis=1)
+    kept = np.full_like(matrix, np.nan)
+    kept[place] = matrix[place]
+    return kept
 
 
 def around_zero(matrix: np.ndarray) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from mhaprune.heads import SITES, HeadId
 from mhaprune.reporting.head_map import REMOVED, Verdict
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.heat_map import MATTERS, MISSING, frame, heat_map
-from mhaprune.reporting.plots import SIGNS, Plot, needs, number, wrapped
-from mhaprune.reporting.sentences import share
-from mhaprune.tables import HEAD, QUALITY, Tables, in_unit, named, quality_name
+from mhaprune.reporting.plots import SIGNS, Plot, amount, needs, number, wrapped
+from mhaprune.reporting.sentences import right, share
+from mhaprune.tables import HEAD, QUALITY, Tables, in_unit
 
 SPREAD = "spreads its attention evenly over all that it may look at"
 NAMED = 3
@@ -38,8 +38,6 @@ CLEAR = 0.05
 ABOVE_CHANCE = 0.15
 """A pattern names a head only if the attention to it exceeds chance by at least this share of the most that is
 possible, 1 − chance. Chance is large if few keys are allowed: 1 / (i + 1) in row i of a causal block."""
-COLUMNS = ("i−2", "i−1", "i", "i+1", "i+2", "n−i−1", "n−i", "n−i+1", "first", "last", "end", "=read", "=write")
-"""The patterns of all sites, in the order of the figure."""
 
 
 def say(tables: Tables) -> Iterator[str]:
@@ -49,8 +47,8 @@ def say(tables: Tables) -> Iterator[str]:
     low, high = share(best["quality_low"]), share(best["quality_high"])
     yield (
         f"{HeadId(*best[HEAD])} matters most of {len(looks)} heads by {best['scorer']}: without it the loss rises by"
-        f" {number(best['loss_rise'], 3)}{unit}, and {quality_name(tables)} is {share(best[QUALITY])}"
-        f" ({low}–{high}, 95 %) on the report split, with all heads {share(best['open_quality'])}."
+        f" {number(best['loss_rise'], 3)}{unit}, and {right(best[QUALITY], tables)} (95 % interval {low} to {high}) on"
+        f" the report split, with all heads {share(best['open_quality'])}."
     )
     for example in tables["examples"].itertuples() if "answer" in tables["examples"] else ():
         known = isinstance(example.right_answer, str)
@@ -93,7 +91,7 @@ def _look(head: pd.Series, patterns: pd.DataFrame) -> str:
         return SPREAD
     mass, largest, chance = (f"{100 * part:.0f} %" for part in rows.iloc[0][["mass", "largest", "chance"]])
     return (
-        f"follows “{head['name']}”: its largest weight is there in {largest} of the rows that have such a place, with"
+        f"looks at “{head['name']}”: its largest weight is there in {largest} of the rows that have such a place, with"
         f" {mass} of its attention ({chance} by chance)"
     )
 
@@ -105,19 +103,19 @@ def head_map(tables: Tables) -> Verdict:
     heads["name"] = heads["name"].astype(object).fillna("").mask(looks["removed"], REMOVED)
     there = looks[~looks["removed"]]
     first, count = there.iloc[0], int(there["prunable"].sum())
-    title = f"None of {len(there)} heads surely costs next to nothing when it is closed"
+    title = f"None of {len(there)} heads costs next to nothing at 95 % confidence"
     if count:
-        some = f"any one of {count} heads" if count > 1 else "one head"
-        closed = f"with all {count} closed" if count > 1 else "without it"
-        whole, left = share(first["open_quality"]), share(first["without_prunable"])
-        change = f"still {left}" if whole == left else f"{left} instead of {whole}"
-        title = f"Closing {some} (of {len(there)}) costs next to nothing; {closed}, {quality_name(tables)} is {change}"
+        whole, left = first["open_quality"], first["without_prunable"]
+        some = f"Any one of {count} heads (of {len(there)})" if count > 1 else f"One head (of {len(there)})"
+        all_of_them = f" with all {count} closed" if count > 1 else " then"
+        change = " as before" if share(whole) == share(left) else f", not {share(whole)}"
+        title = f"{some} can be closed at almost no cost;{all_of_them} {right(left, tables)}{change}"
     meaning = (
         f"Empty tiles with a whole line are heads whose ablation costs less than {first['tolerance']:g}"
         f"{in_unit(tables)}, each alone, at 95 % confidence for all of these claims, on the score split; for the blue"
         " ones there is no such confidence."
     )
-    return Verdict(heads, first["scorer"], title, meaning, together=False)
+    return Verdict(heads, first["scorer"], title, meaning, together=False, tables=("looks",))
 
 
 def headline(tables: Tables) -> list[Number]:
@@ -126,25 +124,24 @@ def headline(tables: Tables) -> list[Number]:
     return [Number("heads prunable alone", float(looks["prunable"].sum()), len(looks), "", 0.0, len(looks))]
 
 
-@needs("attention")
+@needs("attention", "examples", "looks")
 def attention_maps(tables: Tables) -> Iterator[Plot]:
     """Yield a figure per example and site: a panel for every head, queries down, keys across."""
-    examples = tables["examples"].set_index("example")
+    examples, scale = tables["examples"].set_index("example"), scale_of(tables["attention"])
     for (example, site), maps in tables["attention"].groupby(["example", "site"], sort=False):
         looks = tables["looks"].query("site == @site and layer in @maps.layer")
-        where, shown, verdict = f"{SITES[site]} attention" if site in SITES else str(site), examples.loc[example], ""
+        where, shown, verdict = SITES.get(site, str(site)), examples.loc[example], ""
         said = str(shown["source"])
         if "answer" in shown:
             said += f" → {shown['answer']}"
             wrong = isinstance(shown["right_answer"], str) and shown["answer"] != shown["right_answer"]
             verdict = f" (wrong: it is {shown['right_answer']})" if wrong else ""
-        figure = _draw_maps(maps, looks, str(site))
+        figure = _draw_maps(maps, looks, str(site), scale)
         figure.suptitle(wrapped(f"{where}: {said}", figure.get_figwidth()), fontsize=11)
-        top = scale_of(maps)["vmax"]
-        beyond = f" (darkest: {top:g} or more)" if maps["weight"].max() > top else ""
+        beyond = f" (darkest: {scale['vmax']:g} or more)" if maps["weight"].max() > scale["vmax"] else ""
         caption = (
             f"Where every head of {where} looks in {said}{verdict}. The darker a cell, the larger the attention weight,"
-            f" on one scale for all of the figure{beyond}; a row is"
+            f" on one scale for all figures of this kind{beyond}; grey is forbidden. A row is"
             f" {'the token that is written there' if site in WRITING else 'a token that is read'}, and its weights add"
             " up to 1. Above each its score and the pattern that it follows on the score split, if one is clear."
             f" {bold(looks, in_unit(tables))}"
@@ -152,8 +149,11 @@ def attention_maps(tables: Tables) -> Iterator[Plot]:
         yield Plot(f"attention-{example}-{site}", caption, figure)
 
 
-def _draw_maps(attention: pd.DataFrame, looks: pd.DataFrame, site: str) -> Figure:
-    """Draw an attention map for each head of a site. Each layer begins a new row of panels."""
+def _draw_maps(attention: pd.DataFrame, looks: pd.DataFrame, site: str, scale: dict[str, Any]) -> Figure:
+    """Draw an attention map for each head of a site. Each layer begins a new row of panels. Keys at which no head of a
+    layer may look are grey."""
+    used = attention.groupby(["layer", "query", "key"])["weight"].transform("max") > 0
+    attention = attention.assign(weight=attention["weight"].where(used))
     layers = [rows for _, rows in looks.groupby("layer", sort=True)]
     columns = min(ACROSS, max(map(len, layers)))
     lines = [rows.iloc[start : start + columns] for rows in layers for start in range(0, len(rows), columns)]
@@ -162,13 +162,12 @@ def _draw_maps(attention: pd.DataFrame, looks: pd.DataFrame, site: str) -> Figur
     height, width = max(height, 0.6), max(width, 1.85)
     figure = Figure(figsize=(1.6 + columns * (width + 0.15), 0.9 + len(lines) * (height + 0.62)))
     grid: Any = figure.subplots(len(lines), columns, squeeze=False)
-    scale = scale_of(attention)
     for i, rows in enumerate(lines):
         for axes in grid[i, len(rows) :]:
             axes.remove()
         for axes, (_, head) in zip(grid[i], rows.iterrows(), strict=False):
             matters = not head["removed"] and not head["prunable"]
-            title = f"head {head['head']}, {head['scorer']} {number(head['score'], 3)}\n{name_of(head)}"
+            title = f"head {head['head']}, {head['scorer']} {amount(head['score'])}\n{name_of(head)}"
             title = f"head {head['head']}\n " if head["removed"] else title
             axes.set_title(title, fontsize=9.5, fontweight="bold" if matters else "normal", loc="left")
             weights = attention[(attention["layer"] == head["layer"]) & (attention["head"] == head["head"])]
@@ -177,7 +176,7 @@ def _draw_maps(attention: pd.DataFrame, looks: pd.DataFrame, site: str) -> Figur
                 axes.set_facecolor(MISSING)
                 axes.text(0.5, 0.5, REMOVED, ha="center", va="center", fontsize=9.5, transform=axes.transAxes)
                 continue
-            table = weights.pivot_table(index="query", columns="key", values="weight", sort=True)
+            table = weights.pivot_table(index="query", columns="key", values="weight", sort=True, dropna=False)
             image = heat_map(axes, table.to_numpy(float), **scale)
             tokens = weights.drop_duplicates("query")["writes" if site in WRITING else "reads"]
             _name_tokens(axes, "y", tokens, height, axes is grid[i, 0])
@@ -188,17 +187,17 @@ def _draw_maps(attention: pd.DataFrame, looks: pd.DataFrame, site: str) -> Figur
     shrink = min(1.0, 1.6 / len(lines) / height + 0.3)
     extend = "max" if attention["weight"].max() > scale["vmax"] else "neither"
     bar = figure.colorbar(image, ax=list(figure.axes), fraction=0.03, shrink=shrink, extend=extend)
-    bar.set_label("attention weight")
+    bar.set_label("attention weight (grey: forbidden)")
     bar.outline.set_visible(False)
     return figure
 
 
 def scale_of(attention: pd.DataFrame) -> dict[str, Any]:
-    """Return a colour scale from 0 to the largest attention weight. A query with a single allowed key is left out: its
-    weight is always 1, and all others would be pale beside it."""
+    """Return a colour scale from 0 to the largest attention weight. Queries with few allowed keys are left out: their
+    weights are large without a choice, and all others would be pale beside them."""
     weights = attention[attention["weight"] > 0]
     keys = weights.groupby(["example", *HEAD, "query"])["key"].transform("nunique")
-    largest = weights.loc[keys > 1, "weight"].max()
+    largest = weights.loc[keys > max(1, keys.max() / 2), "weight"].max()
     top = 1.0 if isnan(largest) else min(max(ceil(20 * largest - 1e-6) / 20, LEAST_TOP), 1.0)
     return {"cmap": MATTERS, "vmin": 0, "vmax": top}
 
@@ -224,45 +223,53 @@ def _name_tokens(axes: Axes, axis: Any, tokens: pd.Series, size: float, wanted: 
         axes.set_xticks(ticks, labels, fontsize=9, rotation=90 if max(map(len, words)) > 1 else 0)
 
 
-@needs("patterns")
-def head_profiles(tables: Tables) -> Plot:
-    """Draw, for each head and pattern, how much more attention the head pays to it than a head that looks at all places
-    equally; the most important head first."""
+@needs("patterns", "looks")
+def head_profiles(tables: Tables) -> Plot | None:
+    """Draw how much more attention heads pay to the places of a pattern than a head that looks at all places equally: a
+    panel per site, with the patterns that at least one of its heads follows; the heads that matter first."""
     there = tables["looks"].query("not removed").sort_values("rank")
-    looks, patterns = there[:MOST_ROWS], tables["patterns"]
+    looks, patterns = there[:MOST_ROWS].sort_values("prunable", kind="stable"), tables["patterns"]
     beyond = patterns.assign(beyond=patterns["mass"] - patterns["chance"])
-    beyond = beyond.pivot_table(index=HEAD, columns="pattern", values="beyond", dropna=False)
-    columns = [name for name in COLUMNS if name in beyond]
-    shares = beyond.reindex(index=pd.MultiIndex.from_frame(looks[HEAD]), columns=columns).to_numpy(float)
-    figure = Figure(figsize=(5.2 + 0.46 * len(columns), 1.1 + 0.235 * len(looks)))
-    axes = figure.add_subplot()
-    names: Any = {"rows": [head.label for head in named(looks)], "columns": columns}
-    names |= {"vmin": 0, "vmax": max(0.3, float(np.nanmax(shares, initial=0.0)))}
-
-    def points(share: float) -> str:
-        return f"{'+' if share > 0 else ''}{number(100 * share, 0)}"
-
-    clear = np.where(np.abs(shares) >= CLEAR, shares, np.nan)
-    heat_map(axes, np.maximum(shares, 0), **names, write=points, written=clear)
-    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False, labelsize=9)
-    axes.spines[:].set_visible(False)
-    for row, (_, head) in enumerate(looks.iterrows()):
-        place = f" ({head['pattern']})" if isinstance(head["pattern"], str) and head["pattern"] else ""
-        weight = "normal" if head["prunable"] else "bold"
-        words = f"{number(head['score'], 3)}   {name_of(head)}{place}"
-        axes.text(len(columns) - 0.2, row, words, va="center", fontsize=9, fontweight=weight)
-    shown = "every head looks" if len(looks) == len(there) else f"the first {len(looks)} of {len(there)} heads look"
-    ours = (
-        "n is that of the last symbol, so n−i mirrors i; “end” is the mark after it; “=read” are keys with the symbol"
-        " that stands at the query, “=write” keys with the symbol that the decoder writes there"
+    panels: dict[str, tuple[pd.DataFrame, pd.DataFrame]] = {}
+    for site, heads in looks.groupby("site", sort=False):
+        own = beyond[beyond["site"] == site]
+        shares = own.pivot_table(index=HEAD, columns="meaning", values="beyond")[own["meaning"].unique()]
+        shares = shares.reindex(pd.MultiIndex.from_frame(heads[HEAD])).loc[:, lambda each: each.max() >= CLEAR]
+        if shares.shape[1]:
+            panels[str(site)] = heads, shares
+    if not panels:
+        return None
+    most = max(shares.shape[1] for _, shares in panels.values())
+    cell, top = min(0.95, 5.6 / most), max(0.3, *(shares.max().max() for _, shares in panels.values()))
+    heights = [0.6 + 0.235 * len(heads) for heads, _ in panels.values()]
+    figure = Figure(figsize=(1.5 + cell * most + 2.9, 0.5 + sum(heights)))
+    grid: Any = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)
+    for axes, (site, (heads, shares)) in zip(grid[:, 0], panels.items(), strict=True):
+        values = shares.to_numpy(float)
+        rows = [f"layer {layer} head {head}" for _, layer, head in shares.index]
+        cells: Any = {"rows": rows, "columns": [wrapped(name, cell) for name in shares], "vmin": 0, "vmax": top}
+        written = np.where(values >= CLEAR, 100 * values, np.nan)
+        heat_map(axes, np.maximum(values, 0), write="+{:.0f}".format, written=written, **cells)
+        axes.set_xlim(-0.5, most - 0.5 + 2.9 / cell)
+        axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False, labelsize=9)
+        axes.spines[:].set_visible(False)
+        axes.set_ylabel(SITES.get(site, site), fontsize=10, fontweight="bold")
+        for row, (_, head) in enumerate(heads.iterrows()):
+            words = f"{amount(head['score'])}   {name_of(head)}"
+            look: Any = {"fontsize": 9, "fontweight": "normal" if head["prunable"] else "bold"}
+            axes.text(most - 0.5 + 0.15 / cell, row, words, va="center", **look)
+    matter = looks[~looks["prunable"]]
+    clear = int(matter["pattern"].fillna("").ne("").sum())
+    figure.suptitle(
+        f"{clear or 'None'} of the {len(matter)} heads that matter follow{'s' * (clear == 1)} a clear pattern"
     )
-    others = "“first” and “last” are the ends of the text, where many tokenizers put a mark"
+    left_out = [SITES.get(site, site) for site in looks["site"].unique() if site not in panels]
     caption = (
-        f"Where {shown}, the most important first. +19: 19 percentage points more of its attention on the score split"
-        " than a head that looks everywhere alike pays; the darker, the more. There is no number within"
-        f" {100 * CLEAR:g} points of such a head; grey is where a head has no such place. i is the place of the query,"
-        f" i−1 the key before it; {ours if 'end' in columns else others}. At the right its score by"
-        f" {looks['scorer'].iloc[0]}, and the pattern that names it: one with most of its largest weights and"
+        "Where heads look: +19 means 19 percentage points more of its attention on the score split than a head pays"
+        f" that spreads it evenly; less than {100 * CLEAR:g} points have no number. At the right the score of the head"
+        f" by {looks['scorer'].iloc[0]}, and the pattern that names it: most of its largest weights are there, and"
         f" {100 * ABOVE_CHANCE:g} % of the attention that is possible beyond chance. {bold(looks, in_unit(tables))}"
     )
+    caption += f" Left out, because no head follows a pattern: {', '.join(left_out)}." if left_out else ""
+    caption += f" The {len(looks)} heads of {len(there)} that matter most." if len(looks) < len(there) else ""
     return Plot("patterns", caption, figure)

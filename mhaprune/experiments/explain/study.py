@@ -18,6 +18,7 @@ from mhaprune.measure.columns import interval_for
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import Stages, doing
 from mhaprune.pruning.removal import EquivalenceCheck
+from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.shared_figures import agreement
 from mhaprune.reporting.training import training_curve
 from mhaprune.scorers.agreement import rank_agreement
@@ -52,7 +53,7 @@ class Explain(Experiment):
     question = "What does every head look at, and what breaks without it?"
     then = "`experiment=ablate` removes heads; `experiment=interact` shows which of them stand in for each other."
     tables = ("looks", "examples", "attention", "wrong", "heads", "agreement", "patterns", "closed", "training")
-    figures = (report.head_profiles, report.attention_maps, agreement, training_curve)
+    figures = (report.head_profiles, report.attention_maps, appendix(agreement), appendix(training_curve))
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
     head_map = staticmethod(report.head_map)

@@ -5,22 +5,25 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import SymLogNorm
+from matplotlib.colors import FuncNorm
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
-from mhaprune.heads import HeadId, block_label
+from mhaprune.heads import HeadId
 from mhaprune.reporting import plots
 from mhaprune.reporting.headline import Number
-from mhaprune.reporting.heat_map import EXTRA_COST, heat_map
-from mhaprune.reporting.plots import Plot, needs
+from mhaprune.reporting.heat_map import EXTRA_COST, MISSING, heat_map
+from mhaprune.reporting.plots import Plot, amount, needs, number, wrapped
 from mhaprune.tables import HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, Tables, in_brackets, in_unit, named, quality_name
 
 STAND_IN, TOGETHER, BROKEN, NEITHER = "stand in for each other", "work together", "one breaks the model", "neither"
 """The values of the column `kind`; `NEITHER` if the interaction is small or not sure."""
-LARGEST = 18.0
-"""Largest size of the matrix in inches. With more heads than fit, cells shrink and lose the numbers of their heads."""
+LARGEST = 10.0
+"""Largest size of the matrix in inches. With more heads than fit, cells shrink and lose their numbers."""
+CELL = 0.44
+"""The size of a cell with a number, in inches."""
 SMALL = 0.01
-"""Colours of the matrix are linear up to this number of nats, and logarithmic beyond."""
+"""The axis of the rise of the loss is in proportion up to this number, and logarithmic beyond."""
 
 
 def say(tables: Tables) -> Iterator[str]:
@@ -42,16 +45,25 @@ def say(tables: Tables) -> Iterator[str]:
     yield (
         f"{more or 'None'} of {len(pairs)} pairs of heads {STAND_IN}: together they cost at least"
         f" {pairs['tolerance'].iloc[0]:g}{unit} more than the sum of both alone, at 95 % confidence for all pairs"
-        f" together. {less or 'None'} {TOGETHER}: they cost as much less. {full or 'None'} cost less because one of the"
-        f" two alone already leaves at most half of {quality_name(tables)}, which says little."
+        f" together. {less or 'None'} {TOGETHER}: they cost as much less. {full or 'None'} cost less by saturation: one"
+        f" of the two alone already leaves at most half of {quality_name(tables)}, so the loss cannot rise much more."
     )
     for scorer, rows in tables["together"].groupby("scorer", sort=False):
-        half = rows[rows["heads_removed"] <= rows["heads_total"] / 2].iloc[-1]
+        half = half_of(rows)
         yield (
             f"The {half['heads_removed']} heads that go first by {scorer} cost {half['expected_alone']:.3f}{unit} by"
             f" the sum of what each costs alone, and {half[LOSS_RISE]:.3f} when all of them are gone; with the"
             f" interactions of their pairs one expects {half['expected_pairs']:.3f}."
         )
+
+
+def signed(value: float) -> str:
+    return ("+" if value > 0 else "") + number(value, 2)
+
+
+def half_of(rows: pd.DataFrame) -> pd.Series:
+    """Return the row with at most half of the heads removed."""
+    return rows[rows["heads_removed"] <= rows["heads_total"] / 2].iloc[-1]
 
 
 def headline(tables: Tables) -> list[Number]:
@@ -68,46 +80,49 @@ def other_heads(pairs: pd.DataFrame) -> list[HeadId]:
     return named(pairs[OTHER_HEAD].set_axis(HEAD, axis=1))
 
 
-@needs("pairs")
-def interactions(tables: Tables) -> Plot:
-    """Draw the interaction of each pair of heads, as a matrix with a row and a column per head."""
-    pairs, heads = tables["pairs"], named(tables["alone"])
+@needs("pairs", "alone")
+def interactions(tables: Tables) -> Plot | None:
+    """Draw the interaction of each pair of heads whose interaction is large and sure, as a triangle with a row and a
+    column for each head that has one."""
+    pairs, tolerance = tables["pairs"], f"{tables['pairs']['tolerance'].iloc[0]:g}{in_unit(tables)}"
+    sure = pairs[pairs["kind"].isin((STAND_IN, TOGETHER))]
+    involved = {*named(sure), *other_heads(sure)}
+    heads = [head for head in named(tables["alone"]) if head in involved]
+    if not heads:
+        return None
     place, values = {head: i for i, head in enumerate(heads)}, np.full((len(heads), len(heads)), np.nan)
-    first, second = (np.array([place[head] for head in own]) for own in (named(pairs), other_heads(pairs)))
-    values[first, second] = values[second, first] = pairs[INTERACTION]
-    side = min(max(0.24 * len(heads), 2.2), LARGEST)
-    figure = Figure(figsize=(3.4 + side, 1.6 + side))
+    full = np.zeros(values.shape, dtype=bool)
+    for a, b, cost, kind in zip(named(pairs), other_heads(pairs), pairs[INTERACTION], pairs["kind"], strict=True):
+        if {a, b} <= involved:
+            column, row = sorted((place[a], place[b]))
+            values[row, column], full[row, column] = cost if kind in (STAND_IN, TOGETHER) else np.nan, kind == BROKEN
+    values, full = values[1:, :-1], full[1:, :-1]  # a triangle without its empty row and column
+    cell = min(CELL, LARGEST / len(heads))
+    figure = Figure(figsize=(3.4 + cell * len(heads), 2.2 + cell * len(heads)))
     axes = figure.add_subplot()
-    largest = max(float(np.nanmax(np.abs(values))), 2 * SMALL)
-    norm = SymLogNorm(SMALL, vmin=-largest, vmax=largest)
-    numbers = [head.head for head in heads] if side > 0.2 * len(heads) else []
-    image = heat_map(axes, values, rows=numbers, columns=numbers, cmap=EXTRA_COST, norm=norm, aspect="equal")
-    for kind, marker, size in ((NEITHER, ".", 2), (BROKEN, "x", 4)):
-        rows, columns = first[pairs["kind"] == kind], second[pairs["kind"] == kind]
-        places = [*rows, *columns], [*columns, *rows]
-        axes.plot(*places, linestyle="", marker=marker, markersize=size, color="black")
-    blocks = [(head.site, head.layer) for head in heads]
-    starts = [i for i, block in enumerate(blocks) if i == 0 or blocks[i - 1] != block]
-    for start, end in zip(starts, [*starts[1:], len(heads)], strict=True):
-        if start:
-            axes.axvline(start - 0.5, color="black", linewidth=0.6)
-            axes.axhline(start - 0.5, color="black", linewidth=0.6)
-        name, middle = block_label(*blocks[start]), (start + end - 1) / 2
-        left: Any = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center"}
-        below: Any = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "top", "rotation": 90}
-        axes.annotate(name, (0, middle), (-26, 0), textcoords="offset points", **left)
-        axes.annotate(name, (middle, 0), (0, -24), textcoords="offset points", **below)
-    bar = figure.colorbar(image, ax=axes, shrink=0.8)
-    words = f"red: {STAND_IN}\nblue: {TOGETHER}\n×: {BROKEN}\n"
-    bar.set_label(f"{words}interaction{in_brackets(tables)}", fontsize=9)
-    bar.ax.minorticks_off()
-    tolerance = f"{pairs['tolerance'].iloc[0]:g}{in_unit(tables)}"
+    top = float(np.nanmax(np.abs(values)))
+    norm = FuncNorm((lambda x: np.sign(x) * np.abs(x) ** 0.5, lambda x: np.sign(x) * x**2), -top, top)
+    names: Any = {"rows": [head.label for head in heads[1:]], "columns": [head.label for head in heads[:-1]]}
+    write = signed if cell == CELL else None
+    image = heat_map(axes, values, **names, cmap=EXTRA_COST, norm=norm, aspect="equal", write=write)
+    axes.set_facecolor("white")
+    for row, column in np.argwhere(full):
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=MISSING, edgecolor="white"))
+    axes.tick_params(length=0, labelsize=9)
+    axes.tick_params(axis="x", rotation=90)
+    axes.spines[:].set_visible(False)
+    bar = figure.colorbar(
+        image, ax=axes, shrink=0.6, ticks=[-top, -top / 4, 0, top / 4, top], format=lambda value, _: signed(value)
+    )
+    bar.set_label(f"cost together beyond the sum{in_brackets(tables)}")
+    counts = " and ".join(f"{int((pairs['kind'] == kind).sum())} that {kind}" for kind in (STAND_IN, TOGETHER))
+    figure.suptitle(wrapped(f"Of {len(pairs)} pairs, {counts}", figure.get_figwidth() - 1))
     caption = (
-        "What two heads cost together beyond the sum of what each costs alone, in loss on the report split. Red: they"
-        " stand in for each other, and closing both costs more. Blue: they work together, and each is worth less"
-        f" without the other. A cross: one of them alone already leaves at most half of {quality_name(tables)}. A dot:"
-        f" less than {tolerance}, or no difference from 0 at 95 % confidence for all pairs together. Colours are in"
-        f" proportion up to {SMALL:g}{in_unit(tables)} and follow the logarithm beyond."
+        "What two heads cost together beyond the sum of what each costs alone, in loss on the report split. Only pairs"
+        f" beyond {tolerance} are shown, at 95 % confidence for all pairs together, and heads that have such a pair."
+        " Red: they stand in for each other, and closing both costs more. Blue: they work together, and each is worth"
+        " less without the other. Grey is saturation: one of them alone already leaves at most half of"
+        f" {quality_name(tables)}, so the loss cannot rise much more."
     )
     return Plot("interactions", caption, figure)
 
@@ -128,7 +143,10 @@ def together(tables: Tables) -> Plot:
         measured: Any = {"color": "black", "marker": "o", "markersize": 3.5, "label": "measured"}
         plots.draw_curve(axes, rows, "heads_removed", LOSS_RISE, **measured)
         axes.set_yscale("symlog", linthresh=SMALL)
-        axes.set_title(f"in the order of {scorer}")
+        plots.plain_ticks(axes.yaxis)
+        half = half_of(rows)
+        cost = f"{amount(half[LOSS_RISE])}{in_unit(tables)} together, {amount(half['expected_alone'])} one by one"
+        axes.set_title(wrapped(f"{half['heads_removed']} heads, in the order of {scorer}, cost {cost}", 4.4))
     plots.legend_above(figure, grid[0])
     caption = (
         "The rise of the loss on the report split as heads go together, and what one expects of it: the sum of what"
