@@ -52,12 +52,12 @@ def surely(curve: pd.DataFrame, tolerance: float) -> float:
     return int(sure["heads_removed"].max()) if len(sure) else 0
 
 
-def surely_words(row: Mapping[str, Any] | pd.Series, kept: bool = False) -> str:
-    """Return in words how many heads can be removed (with `kept`: stay) at 95 % confidence; empty if not known."""
+def surely_words(row: Mapping[str, Any] | pd.Series) -> str:
+    """Return in words how many heads can be removed at 95 % confidence; empty if not known."""
     sure = row.get(SURE, nan)
     if isnan(sure):
         return ""
-    return f" ({int(row['heads_total'] - sure) if kept else int(sure) or 'none'} at 95 % confidence)"
+    return f" ({int(sure) or 'none'} at 95 % confidence)"
 
 
 def most_removed(summary: pd.DataFrame) -> pd.Series:

@@ -19,6 +19,7 @@ from matplotlib.axis import XAxis, YAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.legend import Legend
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from mhaprune.tables import ENDS, QUALITY, UNINFORMED, Tables
@@ -88,18 +89,12 @@ class Plot:
         return replace(self, name=name)
 
     def shape(self, width: float | None = None, dpi: int = 150) -> None:
-        """Set the width in inches and the resolution, before the first file is made. The height follows; letters keep
-        their size, so titles are broken and legends arranged anew."""
+        """Set the width in inches and the resolution, before the first file is made. Letters keep their size, so titles
+        are broken and legends arranged anew; for the same reason, the height changes less than the width."""
         self.figure.set_dpi(dpi)  # text is measured at the resolution of the PNG file
-        if width is None:
-            return
-        self.figure.set_size_inches(width, self.figure.get_figheight() * width / self.figure.get_figwidth())
-        if self.figure.get_suptitle():
-            self.figure.suptitle(wrapped(" ".join(self.figure.get_suptitle().split()), width))
-        for part in (self.figure, *self.figure.subfigs):
-            for legend in list(part.legends):
-                legend.remove()
-                legend_above(part, _HANDLES[legend])
+        if width is not None:
+            with matplotlib.rc_context(STYLE):
+                _fit(self.figure, width)
 
     def __repr__(self) -> str:
         return self.alt or self.caption
@@ -114,6 +109,28 @@ class Plot:
         with matplotlib.rc_context(LAID_OUT):
             self.figure.savefig(buffer, format=kind, metadata=metadata, dpi="figure", **options)
         return buffer.getvalue()
+
+
+def _fit(figure: Figure, width: float) -> None:
+    """Make a figure this wide."""
+    ratio = width / figure.get_figwidth()
+    figure.set_size_inches(width, figure.get_figheight() * ratio**0.5)
+    for text in figure.texts:
+        text.set_text(wrapped(text.get_text(), 9.0 * width / float(text.get_fontsize())))
+    for axes in figure.axes:
+        place, names = axes.get_subplotspec(), [label.get_text() for label in axes.get_yticklabels()]
+        room = width / place.get_gridspec().ncols - 0.4 if place is not None else width
+        titles = [axes.get_title(side) for side in ("left", "center", "right")]
+        for text in axes.findobj(Text):
+            if isinstance(text, Text) and text.get_text() and text.get_text() in titles:
+                text.set_text("\n".join(wrapped(line, room) for line in text.get_text().splitlines()))
+        if ratio < 1 and any("\n" in wrapped(name, 1.4) for name in names):
+            axes.set_yticks(axes.get_yticks(), [wrapped(name, 1.4) for name in names])
+    parts: list[Any] = [figure, *figure.subfigs]
+    for part in parts:
+        for legend in list(part.legends):
+            legend.remove()
+            legend_above(part, _HANDLES[legend], " ".join(legend.get_title().get_text().split()))
 
 
 Drawn = Plot | Iterable[Plot] | None
@@ -239,8 +256,8 @@ _HANDLES = WeakKeyDictionary[Legend, Sequence[Any]]()
 """The lines and marks that each legend explains; a legend itself keeps only copies."""
 
 
-def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist]) -> None:
-    """Draw a legend above all panels, in as many columns as fit the figure."""
+def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist], title: str = "") -> None:
+    """Draw a legend above all panels, in as many columns as fit the figure, below a title of the figure."""
     handles = of.get_legend_handles_labels()[0] if isinstance(of, Axes) else list(of)
     if not handles:
         return
@@ -248,7 +265,8 @@ def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist]) -> Non
     labels = [wrapped(str(handle.get_label()), room - 1.0) for handle in handles]
     width = 0.6 + 0.085 * max(len(line) for label in labels for line in label.splitlines() or [""])
     columns = max(1, int(room / width))
-    place: Any = {"loc": "outside upper center", "ncols": columns_of(len(labels), columns)}
+    place: Any = {"loc": "outside upper center", "ncols": columns_of(len(labels), columns), "title_fontsize": 11}
+    place |= {"title": wrapped(title, 0.9 * room)} if title else {}
     _HANDLES[figure.legend(handles, labels, **place)] = handles
 
 

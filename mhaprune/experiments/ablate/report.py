@@ -161,8 +161,10 @@ def latency_curves(tables: Tables) -> Plot | None:
     for recovery, rows in tables["summary"].query("heads_removed > 0").groupby("recovery"):
         row, after = most_removed(rows), "" if recovery == NOTHING else f", {recovery}"
         words = f"{row['speedup']:.2f} times{after}"
-        place: Any = {"textcoords": "offset points", "va": "top", "fontweight": "bold"}
-        axes.annotate(words, (row["heads_removed"], row["speedup"]), (5, -5), **place)
+        side: Any = {"ha": "right", "va": "bottom"} if row["heads_removed"] > 0.6 * total else {"va": "top"}
+        where = (-4, 6) if "ha" in side else (5, -5)
+        look = {"textcoords": "offset points", "fontweight": "bold", **side}
+        axes.annotate(words, (row["heads_removed"], row["speedup"]), where, **look)
     plots.legend_above(figure, axes)
     caption = (
         f"How many times as fast {timed_name(tables)} is with {units} really removed. Bars are quartiles over rounds in"

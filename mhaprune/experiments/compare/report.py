@@ -16,7 +16,7 @@ from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, elided, needs, number
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.shared_figures import setting_names
 from mhaprune.statistics.intervals import LEAST_RUNS, student_interval
-from mhaprune.tables import CHOOSE_QUALITY, ENDS, SETTING, UNINFORMED, Tables, quality_name
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, LABEL, SETTING, UNINFORMED, Tables, quality_name
 
 MOST_NAMES = 6
 """Largest number of methods to name in one sentence."""
@@ -113,14 +113,18 @@ def regret_map(tables: Tables) -> Plot | None:
     if regrets.empty:
         return None
     rows, width = len(regrets), max(0.48 * regrets.shape[1], 2.4)
-    figure = Figure(figsize=(1.8 + width + 3.4, 1.2 + 0.31 * rows))
+    figure = Figure(figsize=(1.8 + width + 3.4, 1.5 + 0.31 * rows))
     left, right = figure.subplots(1, 2, width_ratios=[width, 2.4])
     values, control = regrets.to_numpy(float), (methods["family"] == UNINFORMED).to_numpy()
     worst = np.nanmax(values[~control], initial=1.0)  # a control would use up the contrast
+    colours: Any = {"cmap": LOST, "vmin": 0, "vmax": worst}
     chosen = set(tables["winner"]["choice"]) if "winner" in tables else set()
     names: Any = {"rows": [elided(name) for name in regrets.index], "columns": regrets.columns}
-    heat_map(left, values, **names, write=partial(number, decimals=0), cmap=LOST, vmin=0, vmax=worst)
-    left.set(xlabel=f"heads removed, of {total}", title=f"regret in {quality_name(tables)} (points)")
+    lost = np.where(np.abs(values) >= 0.5, values, np.nan)
+    heat_map(left, np.maximum(values, 0), **names, write=partial(number, decimals=0), written=lost, **colours)
+    left.set(xlabel=f"heads removed, of {total}", title=f"points of {quality_name(tables)} lost")
+    good = int((methods[REGRET] < 0.01).sum())
+    figure.suptitle(f"{good} of {rows} methods choose heads within a point of the best choice")
     for label, name in zip(left.get_yticklabels(), regrets.index, strict=True):
         label.set_fontweight("bold" if name in chosen else "normal")
     means, bars = 100 * methods[REGRET].to_numpy(), 100 * plots.errors(methods, REGRET)
@@ -132,14 +136,16 @@ def regret_map(tables: Tables) -> Plot | None:
     right.set(xlabel="percentage points", ylim=left.get_ylim(), yticks=range(rows))
     right.yaxis.tick_right()
     costs = passes(methods)
-    right.set_yticklabels([f"{number(mean, 1)}, {cost:,.0f} passes" for mean, cost in zip(means, costs, strict=True)])
+    right.set_yticklabels(
+        [f"{number(mean, 1)}, {cost:,.0f} pass{'es' * (cost != 1)}" for mean, cost in zip(means, costs, strict=True)]
+    )
     right.tick_params(axis="y", length=0)
     right.set_title("mean with 95 % interval")
     caption = (
         f"{quality_name(tables).capitalize()} that the choices of each scorer or search lose on the report split to the"
-        " best subset of the same size, in percentage points. The least regret is on top; at the right the mean over"
-        " the budgets with its 95 % interval (a control far outside has a number only) and what the choices cost, in"
-        " forward passes over the score split; a backward pass counts two."
+        " best subset of the same size, in percentage points; white is less than half a point. The least is on top; at"
+        " the right the mean over the budgets with its 95 % interval (a control far outside has a number only) and what"
+        " the choices cost, in forward passes over the score split; a backward pass counts two."
     )
     if chosen:
         which = [f"{row.choice} {limit_words(row.most_passes)}" for row in tables["winner"].itertuples()]
@@ -156,19 +162,21 @@ def compare_methods(tables: Tables) -> Plot:
     names = list(chosen.sort_values(ascending=False, kind="stable").index)
     settings = list(methods.groupby(SETTING, sort=False))
     row_of, alone = range(len(names)), len(settings) == 1
-    size, xlabel = (6.0 if alone else 3.5, 0.3 + 0.3 * len(names)), "mean regret (points, lower is better)"
+    size, xlabel = (6.0 if alone else 3.5, 0.3 + 0.3 * len(names)), "points lost on average (lower is better)"
     figure, drawn = plots.panelled(len(settings), MOST_COLUMNS, size, (1.5, 1.2), xlabel, sharex=True)
     shown = methods[methods["points"] <= plots.ceiling(methods["points"], methods["family"])]
-    ends = [end for _, runs in shown.groupby([SETTING, "scorer"])["points"] for end in student_interval(runs)]
+    groups = [runs for _, runs in shown.groupby([SETTING, "scorer"])["points"] if len(runs) >= LEAST_RUNS]
+    ends = [end for runs in groups for end in student_interval(runs)]
     limits = plots.room_for(pd.concat([shown["points"], pd.Series([0.0])]), ends)
     for axes, (name, own) in zip(drawn, settings, strict=True):
         runs = own.groupby("scorer")["points"]
         means = runs.mean().reindex(names)
-        intervals = np.array([student_interval(runs.get_group(name)) for name in names])
+        few = own[LABEL].nunique() < LEAST_RUNS
+        intervals = np.array([student_interval(runs.get_group(name)) for name in names]) * (np.nan if few else 1)
         apart = 0.5 * ((runs.cumcount() + 0.5) / runs.transform("size") - 0.5)  # equal runs would cover each other
         places = own["scorer"].map(names.index) + apart
         axes.scatter(own["points"], places, s=24, linewidth=0, zorder=3, color=CONTROL_COLOUR, label="one run")
-        axes.scatter(means, row_of, marker="|", s=220, linewidth=2.5, color="black", label="mean, 95 % interval")
+        axes.scatter(means, row_of, marker="|", s=220, linewidth=2.5, color="black", label="mean (95 % interval)")
         axes.hlines(row_of, intervals[:, 0], intervals[:, 1], color="black", linewidth=1)
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set(yticks=row_of, yticklabels=names, ylim=(len(names) - 0.4, -0.6), xlim=limits)
@@ -180,7 +188,7 @@ def compare_methods(tables: Tables) -> Plot:
     plots.legend_above(figure, drawn[0])
     caption = (
         f"{quality_name(tables).capitalize()} that each scorer's or search's choice of heads loses to the best subset,"
-        " on average over the budgets: a small mark per run, a bar for their mean with its 95 % interval over runs; on"
-        " top what does best on the choose splits. A control far outside is given in words."
+        " on average over the budgets: a small mark per run, a stroke for their mean, with its 95 % interval over three"
+        " runs or more; on top what does best on the choose splits. A control far outside is given in words."
     )
     return Plot("methods", caption, figure)

@@ -115,8 +115,8 @@ def interactions(tables: Tables) -> Plot | None:
         image, ax=axes, shrink=0.6, ticks=[-top, -top / 4, 0, top / 4, top], format=lambda value, _: signed(value)
     )
     bar.set_label(f"cost together beyond the sum{in_brackets(tables)}")
-    counts = " and ".join(f"{int((pairs['kind'] == kind).sum())} that {kind}" for kind in (STAND_IN, TOGETHER))
-    figure.suptitle(wrapped(f"Of {len(pairs)} pairs, {counts}", figure.get_figwidth() - 1))
+    counts = (f"{int((pairs['kind'] == kind).sum())} {kind}" for kind in (STAND_IN, TOGETHER))
+    figure.suptitle(wrapped(f"Pairs of heads: {', '.join(counts)}", figure.get_figwidth() - 1))
     caption = (
         "What two heads cost together beyond the sum of what each costs alone, in loss on the report split. Only pairs"
         f" beyond {tolerance} are shown, at 95 % confidence for all pairs together, and heads that have such a pair."

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from mhaprune.reporting import plots
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, needs
-from mhaprune.reporting.sentences import share
+from mhaprune.reporting.sentences import right, share
 from mhaprune.tables import CHOOSE_QUALITY, QUALITY, QUARTILES, Tables, candidates, quality_name, timed_name
 
 WHAT = {"encoder": "encoder", "decoder": "decoder, KV cache", "both": "encoder and decoder"}
@@ -28,9 +28,9 @@ def say(tables: Tables) -> Iterator[str]:
         best, least = half.loc[half["speedup"].idxmax()], half.loc[half["speedup"].idxmin()]
         line = (
             f"With {int(best['model_heads_removed'])} of {int(best['model_heads'])} heads removed greedy decoding is"
-            f" {best['speedup']:.2f}× as fast at {_where(best)}"
+            f" {best['speedup']:.2f} times as fast at {_where(best)}"
         )
-        yield line + (f", and least at {_where(least)}: {least['speedup']:.2f}×." if len(half) > 1 else ".")
+        yield line + (f", and least at {_where(least)}: {least['speedup']:.2f} times." if len(half) > 1 else ".")
         removed = tables["speed"].query("heads_removed > 0")
         ratios = removed["built_ratio"]
         yield (
@@ -55,10 +55,10 @@ def at_half(speed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _where(row: pd.Series) -> str:
-    """Return a size in words, with the quartiles of its speed-up and of the dense model timed against its copy."""
+    """Return a size in words, with the quartiles of its speed-up and of the whole model timed against its copy."""
     lengths = " → ".join(str(int(row[name])) for name in ("source_length", "target_length"))
     size = f"d_model {int(row['timed_d_model'])}, batch {int(row['batch_size'])}, {lengths} tokens"
-    return f"{size} ({_quartiles(row, 'speedup')}; the dense model against itself {_quartiles(row, 'aa_ratio')})"
+    return f"{size} ({_quartiles(row, 'speedup')}; the whole model against itself {_quartiles(row, 'aa_ratio')})"
 
 
 def judged(tradeoff: pd.DataFrame, tables: Tables) -> pd.DataFrame:
@@ -77,20 +77,20 @@ def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
     best = good.loc[good["speedup_q1"].idxmax()]
     among = f"Of the trained model at batch {int(best['batch_size'])}, within 0.01 of {quality} on the choose split,"
     if best["heads_removed"] == 0:
-        return f"{among} none is surely faster than the whole one: the lower quartile of no speed-up is above 1."
+        return f"{among} none is clearly faster than the whole one: the lower quartile of no speed-up is above 1."
     noise = ""
     if best["speedup_q1"] <= best["aa_ratio_q3"]:
         noise = f" That is no clear gain: the whole one against itself has {_quartiles(best, 'aa_ratio')}."
     return (
         f"{among} the fastest has {int(best['heads_removed'])} of {int(best['heads_total'])} heads removed by"
-        f" {best['scorer']}: {best['latency_ms']:.3g} ms instead of {dense['latency_ms']:.3g},"
-        f" {best['speedup']:.2f}× as fast ({_quartiles(best, 'speedup')}), at {share(best[QUALITY])} {quality}"
-        f" ({share(dense[QUALITY])} with all).{noise}"
+        f" {best['scorer']}: {best['latency_ms']:.2f} ms instead of {dense['latency_ms']:.2f},"
+        f" {best['speedup']:.2f} times as fast ({_quartiles(best, 'speedup')}), and {right(best[QUALITY], tables)}"
+        f" ({share(dense[QUALITY])} with all heads).{noise}"
     )
 
 
 def _quartiles(row: pd.Series, name: str) -> str:
-    return f"quartiles {row[f'{name}_q1']:.2f}–{row[f'{name}_q3']:.2f}"
+    return f"quartiles {row[f'{name}_q1']:.2f} to {row[f'{name}_q3']:.2f}"
 
 
 @needs("speed")
@@ -100,11 +100,10 @@ def speedup_curves(tables: Tables) -> Plot:
     speed = tables["speed"]
     rows, columns = _whats(speed), list(speed["timed_d_model"].unique())
     count, xlabel = len(rows) * len(columns), f"heads removed, of {int(speed['model_heads'].max())}"
-    figure, grid = plots.panelled(count, len(columns), (2.9, 2.3), (1.2, 1.1), xlabel, sharex=True, sharey="row")
+    figure, grid = plots.panelled(count, len(columns), (2.9, 2.3), (1.2, 1.4), xlabel, sharex=True, sharey=True)
     for i, axes in enumerate(grid):
         what, d_model = rows[i // len(columns)], columns[i % len(columns)]
-        row = speed[speed["what"] == what]
-        panel = row[row["timed_d_model"] == d_model]
+        panel = speed[(speed["what"] == what) & (speed["timed_d_model"] == d_model)]
         floor = panel["aa_ratio_q1"].min(), panel["aa_ratio_q3"].max()
         axes.axhspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
         for n, (_, line) in enumerate(panel.groupby(SIZE, sort=False)):
@@ -113,22 +112,23 @@ def speedup_curves(tables: Tables) -> Plot:
             axes.plot(removed, line["speedup"] * line["built_ratio"], **BUILT)
             axes.plot(removed, line["flop_ratio"], color=look["color"], linestyle=":", linewidth=1.2)
         axes.set_xticks(sorted(panel["model_heads_removed"].unique()))
-        ends = row["speedup"].min(), row[["speedup", "flop_ratio"]].max(axis=None)
-        axes.set_ylim(min(0.7, 0.9 * ends[0]), 1.25 * ends[1])  # a bar may leave its panel
         if i < len(columns):
             axes.set_title(f"d_model {d_model}")
         if i % len(columns) == 0:
-            axes.set_ylabel(f"{WHAT[what]}\nspeed-up (×)")
+            axes.set_ylabel(f"{WHAT[what]}\ntimes as fast")
     sizes = speed.loc[speed["what"] == rows[-1], SIZE].drop_duplicates().itertuples()
     handles = [
         *(Line2D([], [], label=_size(s, speed), markersize=4, **plots.line_style(n)) for n, s in enumerate(sizes)),
-        Line2D([], [], label="a model built so", **BUILT),
+        Line2D([], [], label="built with as few heads", **BUILT),
         Line2D([], [], color="#555555", linestyle=":", label="if time went by FLOPs"),
-        Line2D([], [], color=CONTROL_COLOUR, alpha=0.4, linewidth=7, label="dense against itself"),
+        Line2D([], [], color=CONTROL_COLOUR, alpha=0.4, linewidth=7, label="noise: the whole model against itself"),
     ]
-    plots.legend_above(figure, handles)
+    half = at_half(speed)
+    removed, heads = int(half["model_heads_removed"].max()), int(half["model_heads"].max())
+    gain = f"{half['speedup'].min():.2f} to {half['speedup'].max():.2f} times as fast"
+    plots.legend_above(figure, handles, f"With {removed} of {heads} heads removed, whole answers come {gain}")
     caption = (
-        "Speed-up when heads are really removed, evenly from all blocks, against the dense model in turn; bars are"
+        "Speed-up when heads are really removed, evenly from all blocks, against the whole model in turn; bars are"
         " quartiles over rounds. A model built with as few heads from the start is the most that removal can reach."
         " Once no cross-attention has a head the encoder need not run."
     )
@@ -137,37 +137,42 @@ def speedup_curves(tables: Tables) -> Plot:
 
 @needs("tradeoff")
 def accuracy_milliseconds(tables: Tables) -> Plot:
-    """Draw exact match against milliseconds of a greedy decoding, with the Pareto front."""
+    """Draw exact match against the speed-up of the trained model, with the Pareto front."""
     tradeoff = judged(tables["tradeoff"], tables)
+    tradeoff = tradeoff[tradeoff[QUALITY] >= tradeoff[QUALITY].max() / 2]
     batches, names = list(tradeoff["batch_size"].unique()), list(tradeoff["scorer"].unique())
-    labels = f"milliseconds of {timed_name(tables)}", quality_name(tables)
-    figure, grid = plots.panelled(len(batches), 2, (4.4, 3.5), (0.8, 0.7), *labels, sharey=True)
+    labels = "times as fast", quality_name(tables)
+    figure, grid = plots.panelled(len(batches), 2, (4.4, 3.7), (0.8, 0.7), *labels, sharey=True)
     for axes, batch_size in zip(grid, batches, strict=True):
         models = tradeoff[tradeoff["batch_size"] == batch_size]
+        whole = models[models["heads_removed"] == 0].iloc[0]
+        axes.axvspan(whole["aa_ratio_q1"], whole["aa_ratio_q3"], color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
         for i, name in enumerate(names):
             points = models[models["scorer"] == name]
-            low, high = (points["latency_ms"] * points["speedup"] / points[f"speedup_{q}"] for q in ("q3", "q1"))
-            bars = np.abs(np.stack([points["latency_ms"] - low, high - points["latency_ms"]]))
             style: Any = plots.line_style(i) | {"label": name, "linestyle": "", "elinewidth": 1, "capsize": 2}
-            axes.errorbar(points["latency_ms"], points[QUALITY], xerr=bars, markersize=5, **style)
-        front = models[models["on_front"]].sort_values("latency_ms").drop_duplicates("removed")
-        axes.plot(front["latency_ms"], front[QUALITY], label="Pareto front", **FRONT)
-        for removed, x, y in zip(front["heads_removed"], front["latency_ms"], front[QUALITY], strict=True):
-            axes.annotate(f"−{removed}", (x, y), (-4, 5), textcoords="offset points", ha="right", va="bottom")
-        axes.set(title=f"batch {batch_size}", ylim=(-0.06, 1.12), xlim=(0, 1.3 * models["latency_ms"].max()))
+            bars = plots.errors(points, "speedup", QUARTILES)
+            axes.errorbar(points["speedup"], points[QUALITY], xerr=bars, markersize=5, **style)
+        front = models[models["on_front"]].sort_values("heads_removed").drop_duplicates("removed")
+        axes.plot(front["speedup"], front[QUALITY], label="Pareto front, with heads removed", **FRONT)
+        for i, (removed, x, y) in enumerate(zip(front["heads_removed"], front["speedup"], front[QUALITY], strict=True)):
+            place: Any = {"textcoords": "offset points", "ha": "center", "va": "bottom" if i % 2 else "top"}
+            axes.annotate(str(removed), (x, y), (0, 8 if i % 2 else -8), fontweight="bold", **place)
+        axes.set_title(f"batch {batch_size}: whole model {whole['latency_ms']:.2f} ms")
+        axes.margins(x=0.1, y=0.12)
         axes.tick_params(labelbottom=True)
     plots.legend_above(figure, grid[0])
     caption = (
-        f"{quality_name(tables).capitalize()} of the model on the report split against the time of"
-        f" {timed_name(tables)}, heads really removed. Rings and line are the Pareto front as the choose split has it,"
-        " with the number of heads removed; bars are quartiles of the ratio to the dense model, round by round."
+        f"{quality_name(tables).capitalize()} of the model on the report split against how many times as fast"
+        f" {timed_name(tables)} is with heads really removed; models that keep less than half of it are left out. Rings"
+        " and line are the Pareto front as the choose split has it; bars are quartiles over rounds. Within the grey"
+        " strip there is no difference to be seen."
     )
     return Plot("tradeoff", caption, figure)
 
 
 @needs("parts")
 def time_by_part(tables: Tables) -> Plot:
-    """Draw the shares of attention, feed-forward and rest in the time of the dense encoder, decoder, and both."""
+    """Draw the shares of attention, feed-forward and rest in the time of encoder, decoder, and both, with all heads."""
     parts = tables["parts"]
     whats, sizes = _whats(parts), ["timed_d_model", *SIZE]
     most = max(len(parts.loc[parts["what"] == what, sizes].drop_duplicates()) for what in whats)
@@ -191,7 +196,7 @@ def time_by_part(tables: Tables) -> Plot:
         axes.grid(visible=False)
     plots.legend_above(figure, grid[0])
     caption = (
-        "Where the dense model's time goes; attention's part holds its normalisation, projections and cache."
+        "Where the time of the whole model goes; attention's part holds its normalisation, projections and cache."
         " If it took no time and the rest stayed as it is, the whole would be 1 / (1 − share) times as fast."
     )
     return Plot("parts", caption, figure)
