@@ -32,7 +32,7 @@ SMALL = [*TINY, *TINY_SEQUENCES, *small("experiment", "ablate"), "experiment.bud
 def test_a_run_returns_its_tables_figures_and_sentences(cache: Path) -> None:
     with drawing():
         results = mhaprune.run("experiment=ablate", "task=sort", *SMALL, f"cache={cache}")
-    assert "heads can go" in results.sentences[0]
+    assert "heads can be removed" in results.sentences[0]
     assert results.sentences[0] in repr(results)
     assert results.tables["pruning"]["run"].nunique() == 1
     assert results.figures["matter"].png.startswith(b"\x89PNG")

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from mhaprune.heads import block_label
 from mhaprune.reporting.heat_map import heat_map, thinned
-from mhaprune.reporting.plots import Plot, amount, elided, needs
+from mhaprune.reporting.plots import Plot, amount, elided, needs, wrapped
 from mhaprune.tables import HEAD, REFERENCE, Tables, candidates
 
 MOST_NUMBERS = 12
@@ -34,7 +34,7 @@ def head_scores(tables: Tables) -> Plot | None:
     fits = len(names) <= MOST_NUMBERS and height / len(scores) > 0.17
     shown = [elided(name, 24) for name in names]
     wide = 0.6 if fits else 0.27
-    figure = Figure(figsize=(4.2 + wide * len(names), 1.5 + height + 0.085 * max(0, max(map(len, shown)) - 18)))
+    figure = Figure(figsize=(4.2 + wide * len(names), 1.8 + height + 0.085 * max(0, max(map(len, shown)) - 18)))
     axes = figure.add_subplot()
     write = (lambda value: amount(value, 0)) if fits else None
     colours: Any = {"norm": PowerNorm(0.5, 0, 100, clip=True)}
@@ -50,7 +50,8 @@ def head_scores(tables: Tables) -> Plot | None:
     axes.set(ylabel="a row per head")
     scorer = REFERENCE if REFERENCE in percent else names[0]
     high = int((percent[scorer] >= 10).sum())
-    axes.set_title(f"{high} of {len(percent)} heads reach a tenth of the largest score by {scorer}", loc="right")
+    title = f"{high} of {len(percent)} heads reach a tenth of the largest score by {elided(scorer)}"
+    figure.suptitle(wrapped(title, 0.9 * figure.get_figwidth()), fontsize=10)
     bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02, aspect=30, ticks=[0, 1, 10, 50, 100])
     bar.set_label("% of the scorer's largest score")
     bar.ax.minorticks_off()

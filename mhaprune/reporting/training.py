@@ -37,9 +37,8 @@ def training_curve(tables: Tables) -> Plot:
     _draw_progress(quality, training, {VALID_QUALITY: ""})
     quality.set(xlabel="step", ylabel="exact match, held-out", ylim=(-0.03, 1.03))
     last = training.iloc[-1]
-    loss.set_title(
-        f"After {last['step']:.0f} steps {share(last[VALID_QUALITY])} of held-out answers are right\n", loc="left"
-    )
+    title = f"After {last['step']:.0f} steps {share(last[VALID_QUALITY])} of held-out answers are right"
+    parts[0].suptitle(title, fontsize=11)
     caption = "Training: the loss at the left, with a logarithmic axis, the share of right answers at the right"
     if blocks:
         _draw_gates(parts[1], training, gates, blocks)

@@ -88,6 +88,5 @@ def test_without_an_interval_nothing_is_said_of_what_is_sure() -> None:
     assert isnan(surely(curve_of([(0, 0), (0, 0)]).assign(choose_drop_high=nan), 0.01))
     row = {"heads_total": 12, "heads_removed_sure": nan}
     assert surely_words(row) == ""
-    assert surely_words(row | {"heads_removed_sure": 3.0}) == " (3 surely)"
-    assert surely_words(row | {"heads_removed_sure": 0}) == " (none surely)"
-    assert surely_words(row | {"heads_removed_sure": 3.0}, kept=True) == " (9 surely)"
+    assert surely_words(row | {"heads_removed_sure": 3.0}) == " (3 at 95 % confidence)"
+    assert surely_words(row | {"heads_removed_sure": 0}) == " (none at 95 % confidence)"

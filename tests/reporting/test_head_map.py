@@ -15,9 +15,10 @@ from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.base import Experiment
 from mhaprune.experiments.explain.study import Explain
 from mhaprune.experiments.prune.study import Prune
+from mhaprune.heads import SITES
 from mhaprune.reporting.head_map import heads_that_matter
 from mhaprune.reporting.head_scores import MOST_NUMBERS, head_scores
-from mhaprune.reporting.plots import STYLE, Plot, draw, short
+from mhaprune.reporting.plots import STYLE, Plot, draw
 from mhaprune.tables import Tables
 from support.figures import check_legible
 
@@ -86,17 +87,17 @@ def test_what_stays_is_filled_and_what_can_go_is_empty(case: str) -> None:
     alone = kind is Explain
     gone = [tile for i, tile in enumerate(tiles) if i not in stay]
     assert {tile.get_linestyle() in ("-", "solid") for tile in gone} <= {alone}
-    before, mark, after = plot.alt.partition("Cost next to nothing alone:" if alone else "Can go:")
+    before, mark, after = plot.alt.partition("Cost next to nothing alone:" if alone else "Can be removed:")
     assert mark
     for i, (site, layer, head) in enumerate(HEADS):
-        name = f"{site.replace('_', ' ')} {layer}.{head}"
+        name = f"{SITES[site]} {layer}.{head}"
         assert (name in before, name in after) == (i in stay, i not in stay)
     if case == "ablate":
         light = [sum(tile.get_facecolor()[:3]) for tile in tiles]
         assert light[3] < light[0] < light[2]
     if case == "explain":
         words = [text.get_text() for text in plot.figure.axes[0].texts]
-        assert words == ["0.500\neverywhere", "−0.001", "0.020", "2.500\nitself", "removed"]
+        assert words == ["0.500\nspread evenly", "−0.001", "0.020", "2.500\nitself", "removed"]
 
 
 def test_what_a_map_is_called(snapshot: Any) -> None:
@@ -120,25 +121,26 @@ def drawn(scores: dict[str, Sequence[float]], width: int = 2) -> Plot:
 
 
 @pytest.mark.parametrize(
-    ("scores", "expected"),
+    ("scores", "expected", "written"),
     [
-        ([2.0, 1e-5, 1e-3, 0.0], [1, 1 / 3, 2 / 3, 0]),  # which a linear scale would leave in one colour
-        ([2.0, np.nan, 1.0, 0.5], [1, np.nan, 0.5, 0]),
-        ([0.3], [0.5]),
-        ([0.3, 0.3], [0.5, 0.5]),
-        ([np.nan], [np.nan]),
+        ([2.0, 1e-5, 1.0, 0.0], [100, 5e-4, 50, 0], ["100", "<1", "50", "0"]),
+        ([2.0, np.nan, -0.5, 0.5], [100, np.nan, -25, 25], ["100", "−25", "25"]),
+        ([-3.0, -1.0, -2.0], [0, 100, 50], ["0", "100", "50"]),
+        ([0.0, 0.0], [0, 0], ["0", "0"]),
+        ([0.3, np.inf], [100, np.nan], ["100"]),
+        ([np.nan], [np.nan], []),
     ],
 )
-def test_a_head_has_the_colour_of_its_rank_grey_without_a_score_and_half_way_without_a_rank(
-    scores: list[float], expected: list[float]
+def test_a_head_has_the_colour_of_its_share_of_the_largest_score_and_is_grey_without_one(
+    scores: list[float], expected: list[float], written: list[str]
 ) -> None:
     plot = drawn({"a": scores})
     axes = plot.figure.axes[0]
     depths = np.ma.filled(np.ma.asarray(axes.images[0].get_array(), dtype=float), np.nan)
     np.testing.assert_allclose(depths[:, 0], expected)
-    assert [text.get_text() for text in axes.texts] == [short(score) for score in scores if not np.isnan(score)]
-    assert ("Grey" in plot.caption) == bool(np.isnan(scores).any())
-    blocks = [f"cross {i}" for i in range((len(scores) + 1) // 2)]
+    assert [text.get_text() for text in axes.texts] == written
+    assert ("Grey" in plot.caption) == bool(np.isnan(expected).any())
+    blocks = [f"cross-attention {i}" for i in range((len(scores) + 1) // 2)]
     assert [label.get_text() for label in axes.get_yticklabels()] == blocks
 
 

@@ -30,7 +30,14 @@ def numbers(seeds: int = 3, widths: tuple[str, ...] = ("64",), after: tuple[str,
         for seed in range(seeds)
         for each in after
         for number in (
-            Number("heads that can go", int(heads) + seed + 2 * bool(each), 6.0 * int(heads), each, 0, 6 * int(heads)),
+            Number(
+                "heads that can be removed",
+                int(heads) + seed + 2 * bool(each),
+                6.0 * int(heads),
+                each,
+                0,
+                6 * int(heads),
+            ),
             Number("exact match", 0.99 - 0.01 * seed, 0.995, each, 0, 1),
         )
     ]
@@ -57,7 +64,7 @@ def test_a_panel_per_number_has_a_mark_per_run_and_the_interval_of_their_mean() 
     panel = plot.figure.axes[0]
     marks = [np.asarray(found.get_offsets()) for found in panel.collections if isinstance(found, PathCollection)]
     small, large = [each for each in marks if len(each) == 3], [each for each in marks if len(each) == 1]
-    counts = frame[frame["what"] == "heads that can go"]
+    counts = frame[frame["what"] == "heads that can be removed"]
     by_heads = (counts["value"] / counts["whole"]).groupby(counts["num_heads"])
     for i, heads in enumerate(("1", "2", "4")):  # a logarithmic scale
         runs = by_heads.get_group(heads)
@@ -89,7 +96,7 @@ def test_a_second_setting_is_told_by_colours_in_a_ramp_and_a_third_by_rows() -> 
 
 def test_a_recovery_has_a_row_on_the_same_axis() -> None:
     first, _, below, _ = drawn(numbers(after=("", "refit")), "num_heads").figure.axes
-    assert below.get_title() == "share of heads that can go\nafter refit"
+    assert below.get_title() == "share of heads that can be removed\nafter refit"
     assert below.get_ylim() == first.get_ylim()
     assert (first.get_xlabel(), below.get_xlabel()) == ("", "num_heads")
 
@@ -99,7 +106,7 @@ def test_seeds_alone_are_drawn_too() -> None:
     assert "all runs" in text_of(drawn(frame))
     [heads, _, note] = means_in_words(frame, [])
     (low, high), (least, _) = student_interval([2.0, 3.0, 4.0]), prediction_interval([2.0, 3.0, 4.0])
-    assert heads.startswith(f"Heads that can go: 3 ({low:.3g} to {high:.3g}; new run {max(least, 0):.3g} to ")
+    assert heads.startswith(f"Heads that can be removed: 3 ({low:.3g} to {high:.3g}; new run {max(least, 0):.3g} to ")
     assert "3 runs" in heads
     assert "one new run" in note
 
@@ -108,12 +115,12 @@ def test_of_two_runs_there_are_the_values_and_no_interval() -> None:
     frame = numbers(seeds=2)
     heads, exact = means_in_words(frame, settings_of(frame, "num_heads"))
     assert heads == (
-        "Share of heads that can go: 0.167 and 0.333 with num_heads=1; 0.167 and 0.25 with num_heads=2;"
-        " 0.167 and 0.208 with num_heads=4."
+        "Share of heads that can be removed: 16.7 % and 33.3 % with num_heads=1; 16.7 % and 25.0 % with num_heads=2;"
+        " 16.7 % and 20.8 % with num_heads=4."
     )
-    assert exact.startswith("Exact match: 0.99 and 0.98 with")
+    assert exact.startswith("Exact match: 99.0 % and 98.0 % with")
     same = frame.assign(value=0.5)[lambda rows: rows["what"] == "exact match"]
-    assert next(means_in_words(same[same["num_heads"] == "2"], [])) == "Exact match: 0.5 and 0.5."
+    assert next(means_in_words(same[same["num_heads"] == "2"], [])) == "Exact match: 50.0 % and 50.0 %."
     axes_of = drawn(frame, "num_heads").figure.axes
     bars = [found for axes in axes_of for found in axes.collections if isinstance(found, LineCollection)]
     assert all(len(np.unique(np.asarray(bar.get_segments())[..., 1])) == 1 for bar in bars), "no interval is drawn"
@@ -122,15 +129,15 @@ def test_of_two_runs_there_are_the_values_and_no_interval() -> None:
 def test_heads_out_of_different_totals_are_compared_by_their_shares() -> None:
     frame = numbers()
     heads = next(means_in_words(frame, settings_of(frame, "num_heads")))
-    assert heads.startswith("Share of heads that can go: 0.333 (")
+    assert heads.startswith("Share of heads that can be removed: 33.3 % (")
     alike = frame.assign(whole=frame["whole"].where(frame["what"] == "exact match", 30), most=30.0)
-    assert next(means_in_words(alike, settings_of(frame, "num_heads"))).startswith("Heads that can go: 2 (")
+    assert next(means_in_words(alike, settings_of(frame, "num_heads"))).startswith("Heads that can be removed: 2 (")
 
 
 @pytest.mark.parametrize("values", [(0.0, 0.0, 4.0), (0.0, 4.0, 4.0), (1.0, 1.01, 1.02), (0.0,) * 3, (-2.5,) * 3])
 def test_an_interval_stays_in_its_panel(values: tuple[float, ...]) -> None:
     """And equal runs are drawn without a warning."""
-    frame = numbers(3).query("what == 'heads that can go' and num_heads == '2'")
+    frame = numbers(3).query("what == 'heads that can be removed' and num_heads == '2'")
     low, high = drawn(frame.assign(value=values, least=-math.inf, most=math.inf, whole=1.0)).figure.axes[0].get_ylim()
     assert low < student_interval(values)[0] <= student_interval(values)[1] < high
 
@@ -140,7 +147,7 @@ def test_a_number_that_a_run_lacks_is_not_drawn() -> None:
     frame = numbers()
     frame.loc[(frame["what"] == "exact match") & (frame["label"] == "2-64-1"), "value"] = math.nan
     panels = [axes.get_title() for axes in drawn(frame, "num_heads").figure.axes]
-    assert panels == ["share of heads that can go"]
+    assert panels == ["share of heads that can be removed"]
     assert len(list(means_in_words(frame, settings_of(frame, "num_heads")))) == 2
     assert not all_drawn(frame.assign(value=math.nan), "num_heads")
 

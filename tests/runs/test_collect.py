@@ -116,7 +116,14 @@ def test_an_index_lists_every_run(tmp_path: Path) -> None:
     assert "<title>ablate on sort, by num_heads</title>" in page
     assert '<a href="../runs/a%20b/report.html">num_heads=2</a>' in page
     assert page.count("<title>its map</title>") == 1
-    for cell in ("<td>2</td>", ">9</td>", ">0.993</td>", ">1.21</td>", ">heads that can go<", ">times as fast<"):
+    for cell in (
+        "<td>2</td>",
+        ">9</td>",
+        ">0.993</td>",
+        ">1.21</td>",
+        ">heads that can be removed<",
+        ">times as fast<",
+    ):
         assert cell in page
     assert "<td>num_heads=3</td><td></td><td>failed</td>" in page
 
@@ -236,7 +243,7 @@ def test_the_table_of_runs_has_settings_numbers_and_what_trained_the_models(swep
     collect([swept], swept)
     runs = pd.read_csv(swept / "runs.csv")
     assert list(runs)[:3] == ["label", "num_heads", "seed"]
-    assert list(runs.loc[:3, "heads that can go"]) == [9, 9, 9, 9]
+    assert list(runs.loc[:3, "heads that can be removed"]) == [9, 9, 9, 9]
     assert list(runs.loc[:3, "trained with num_threads"]) == [2, 2, 4, 4]
     varies = [name for name in runs if runs[name].nunique(dropna=False) > 1]
     assert list(runs) == varies + [name for name in runs if name not in varies]

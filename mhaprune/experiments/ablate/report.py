@@ -135,13 +135,12 @@ def accuracy_curves(tables: Tables) -> Plot:
 def latency_curves(tables: Tables) -> Plot | None:
     """Draw the speed-up over the whole model against heads removed: a line for the scorer of the summary, small marks
     for the others, which would lie on it, because time depends on the number of heads more than on which they are."""
-    pruning = tables["pruning"].dropna(subset="speedup")
-    pruning = pruning[pruning["scorer"].isin(candidates(pruning))]  # one draw of a control would be noise
+    names = candidates(tables["pruning"])  # one draw of a control would be noise
+    pruning = tables["pruning"].query("scorer in @names").dropna(subset="speedup")
     if pruning.empty:
         return None
     best = most_removed(tables["summary"])
-    names = list(pruning["scorer"].unique())
-    first = best["scorer"] if best["scorer"] in names else names[0]
+    first = best["scorer"] if best["scorer"] in set(pruning["scorer"]) else pruning["scorer"].iloc[0]
     figure = Figure(figsize=(7, 4.2))
     axes = figure.add_subplot()
     floor = tables["latency"].set_index("scorer").loc[DENSE_AGAIN, ["speedup_q1", "speedup_q3"]]
@@ -158,9 +157,11 @@ def latency_curves(tables: Tables) -> Plot | None:
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
     seen = pd.concat([others["speedup"], *(own[f"speedup{end}"] for end in QUARTILES), pd.Series([1.0, *floor])])
     plots.scale_in_ratios(axes.yaxis, 0.95 * seen.min(), 1.05 * seen.max(), 0.05)
-    for recovery, rows in tables["summary"].query("heads_removed > 0").groupby("recovery"):
-        row, after = most_removed(rows), "" if recovery == NOTHING else f", {recovery}"
-        words = f"{row['speedup']:.2f} times{after}"
+    marked = {}
+    for recovery, rows in tables["summary"].query("heads_removed > 0").groupby("recovery", sort=False):
+        marked.setdefault((row := most_removed(rows))["heads_removed"], (row, recovery))
+    for row, recovery in marked.values():
+        words = f"{row['speedup']:.2f} times{'' if recovery == NOTHING else f', {recovery}'}"
         side: Any = {"ha": "right", "va": "bottom"} if row["heads_removed"] > 0.6 * total else {"va": "top"}
         where = (-4, 6) if "ha" in side else (5, -5)
         look = {"textcoords": "offset points", "fontweight": "bold", **side}

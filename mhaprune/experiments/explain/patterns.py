@@ -31,7 +31,7 @@ compare with chance: there, a largest weight may be only a little larger than th
 APPLIES = 0.5
 """A pattern names a head only if it has a place for at least this share of the queries."""
 EVERYWHERE = 0.05
-"""A head is named "spread evenly" if at most this share of its attention must move to make it equal on all keys."""
+"""A head is named "everywhere" if at most this share of its attention must move to make it equal on all keys."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def observe(subject: Subject, examples: Data) -> Observed:
     looked = (heads[block].assign(entropy=own_2H[0], unevenness=own_2H[1]) for block, own_2H in means.items())
     table = pd.concat(looked, ignore_index=True)
     names = [
-        ("spread evenly", "") if uneven <= EVERYWHERE else named_after(by_head[site, layer, head])
+        ("everywhere", "") if uneven <= EVERYWHERE else named_after(by_head[site, layer, head])
         for site, layer, head, uneven in table[[*HEAD, "unevenness"]].itertuples(index=False)
     ]
     table["name"], table["pattern"] = zip(*names, strict=True)

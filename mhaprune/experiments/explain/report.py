@@ -100,7 +100,7 @@ def head_map(tables: Tables) -> Verdict:
     """Return a decision for each head: it can go if it is prunable alone or was removed. Names say what it looks at."""
     looks = tables["looks"]
     heads = looks[[*HEAD, "score", "name"]].assign(stays=~(looks["removed"] | looks["prunable"]))
-    heads["name"] = heads["name"].astype(object).fillna("").mask(looks["removed"], REMOVED)
+    heads["name"] = heads["name"].astype(object).fillna("").map(in_words).mask(looks["removed"], REMOVED)
     there = looks[~looks["removed"]]
     first, count = there.iloc[0], int(there["prunable"].sum())
     title = f"None of {len(there)} heads costs next to nothing at 95 % confidence"
@@ -187,7 +187,7 @@ def _draw_maps(attention: pd.DataFrame, looks: pd.DataFrame, site: str, scale: d
     shrink = min(1.0, 1.6 / len(lines) / height + 0.3)
     extend = "max" if attention["weight"].max() > scale["vmax"] else "neither"
     bar = figure.colorbar(image, ax=list(figure.axes), fraction=0.03, shrink=shrink, extend=extend)
-    bar.set_label("attention weight (grey: forbidden)")
+    bar.set_label("attention weight")
     bar.outline.set_visible(False)
     return figure
 
@@ -207,7 +207,11 @@ def bold(looks: pd.DataFrame, unit: str) -> str:
 
 
 def name_of(head: pd.Series) -> str:
-    return head["name"] if isinstance(head["name"], str) and head["name"] else NO_PATTERN
+    return in_words(head["name"]) if isinstance(head["name"], str) and head["name"] else NO_PATTERN
+
+
+def in_words(name: str) -> str:
+    return "spread evenly" if name == "everywhere" else name
 
 
 def _name_tokens(axes: Axes, axis: Any, tokens: pd.Series, size: float, wanted: bool) -> None:
@@ -241,7 +245,7 @@ def head_profiles(tables: Tables) -> Plot | None:
         return None
     most = max(shares.shape[1] for _, shares in panels.values())
     cell, top = min(0.95, 5.6 / most), max(0.3, *(shares.max().max() for _, shares in panels.values()))
-    heights = [0.6 + 0.235 * len(heads) for heads, _ in panels.values()]
+    heights = [0.9 + 0.235 * len(heads) for heads, _ in panels.values()]
     figure = Figure(figsize=(1.5 + cell * most + 2.9, 0.5 + sum(heights)))
     grid: Any = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)
     for axes, (site, (heads, shares)) in zip(grid[:, 0], panels.items(), strict=True):
@@ -253,7 +257,7 @@ def head_profiles(tables: Tables) -> Plot | None:
         axes.set_xlim(-0.5, most - 0.5 + 2.9 / cell)
         axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False, labelsize=9)
         axes.spines[:].set_visible(False)
-        axes.set_ylabel(SITES.get(site, site), fontsize=10, fontweight="bold")
+        axes.set_title(SITES.get(site, site), loc="left", fontweight="bold")
         for row, (_, head) in enumerate(heads.iterrows()):
             words = f"{amount(head['score'])}   {name_of(head)}"
             look: Any = {"fontsize": 9, "fontweight": "normal" if head["prunable"] else "bold"}

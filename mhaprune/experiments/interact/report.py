@@ -98,7 +98,7 @@ def interactions(tables: Tables) -> Plot | None:
             values[row, column], full[row, column] = cost if kind in (STAND_IN, TOGETHER) else np.nan, kind == BROKEN
     values, full = values[1:, :-1], full[1:, :-1]  # a triangle without its empty row and column
     cell = min(CELL, LARGEST / len(heads))
-    figure = Figure(figsize=(3.4 + cell * len(heads), 2.2 + cell * len(heads)))
+    figure = Figure(figsize=(3.4 + cell * len(heads), max(2.2 + cell * len(heads), 4.0)))
     axes = figure.add_subplot()
     top = float(np.nanmax(np.abs(values)))
     norm = FuncNorm((lambda x: np.sign(x) * np.abs(x) ** 0.5, lambda x: np.sign(x) * x**2), -top, top)
@@ -112,7 +112,7 @@ def interactions(tables: Tables) -> Plot | None:
     axes.tick_params(axis="x", rotation=90)
     axes.spines[:].set_visible(False)
     bar = figure.colorbar(
-        image, ax=axes, shrink=0.6, ticks=[-top, -top / 4, 0, top / 4, top], format=lambda value, _: signed(value)
+        image, ax=axes, shrink=0.8, ticks=[-top, -top / 4, 0, top / 4, top], format=lambda value, _: signed(value)
     )
     bar.set_label(f"cost together beyond the sum{in_brackets(tables)}")
     counts = (f"{int((pairs['kind'] == kind).sum())} {kind}" for kind in (STAND_IN, TOGETHER))

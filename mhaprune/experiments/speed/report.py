@@ -139,7 +139,8 @@ def speedup_curves(tables: Tables) -> Plot:
 def accuracy_milliseconds(tables: Tables) -> Plot:
     """Draw exact match against the speed-up of the trained model, with the Pareto front."""
     tradeoff = judged(tables["tradeoff"], tables)
-    tradeoff = tradeoff[tradeoff[QUALITY] >= tradeoff[QUALITY].max() / 2]
+    best = tradeoff[QUALITY].max()
+    tradeoff = tradeoff[tradeoff[QUALITY] >= best - abs(best) / 2]
     batches, names = list(tradeoff["batch_size"].unique()), list(tradeoff["scorer"].unique())
     labels = "times as fast", quality_name(tables)
     figure, grid = plots.panelled(len(batches), 2, (4.4, 3.7), (0.8, 0.7), *labels, sharey=True)

@@ -76,7 +76,10 @@ def test_what_is_compared_has_one_scale(run: Run) -> None:
     shown = [axes for axes in plots["tensors"].figure.axes if axes.images]
     scales = {axes.get_title(loc="left"): axes.images[0].get_clim() for axes in shown}
     assert len(scales) == 18
-    assert scales.pop("13. weights") == (0, 1)
+    low, high = scales.pop("13. weights")
+    [weights] = [axes for axes in shown if axes.get_title(loc="left") == "13. weights"]
+    assert (low, high) == (0, weights.images[0].get_array().max())
+    assert len(weights.texts) == 3, "three values are written"
     assert all(low == -high for low, high in scales.values()), "else a colour has no sign"
     assert scales["10. scores"] == scales["11. scaled scores"] == scales["12. masked scores"]
     assert scales["14. head outputs"] == scales["16. gated outputs"] != scales["10. scores"]

@@ -121,7 +121,8 @@ def test_the_regret_map_is_in_the_order_of_mean_regret_and_shows_the_table() -> 
     regrets = 100 * tables["pruning"].groupby(["scorer", "heads_removed"])["regret_quality"].mean()
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
-            assert int(shown[j, i]) == round(regrets[row, column])
+            lost = round(regrets[row, column])
+            assert shown.get((j, i), "0") == str(lost), "half a point and less is left white"
     points = [container.lines[0].get_xydata()[0] for container in right.containers]
     np.testing.assert_allclose(points, [(100 * methods["regret_quality"][row], i) for i, row in enumerate(rows)])
     reach = [container.lines[2][0].get_segments()[0][:, 0] for container in right.containers]

@@ -25,6 +25,7 @@ from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.reporting.plots import Plot
+from mhaprune.reporting.sentences import share
 from mhaprune.runs.run import Run, build
 from mhaprune.scorers.entropy import Entropy
 from mhaprune.statistics.intervals import prunable as claimed
@@ -62,7 +63,7 @@ def test_everything_is_there_and_can_be_read(tables: Tables, plots: dict[str, Pl
     lines = list(Explain.say(tables))
     best = tables["looks"].sort_values("score").iloc[-1]
     name = f"{best['site']}.{best['layer']}.{best['head']}"
-    for words in (name, f"{best['loss_rise']:.3f} nats", f"{best['quality']:.3f}", f"{best['open_quality']:.3f}"):
+    for words in (name, f"{best['loss_rise']:.3f} nats", share(best["quality"]), share(best["open_quality"])):
         assert words in lines[0]
     assert best["quality"] < best["open_quality"]
 
@@ -167,7 +168,10 @@ def test_removed_heads_are_grey_and_say_so(run: Run, cache: Path, tmp_path: Path
     first, second = plots["attention-0-encoder_self"].figure.axes[:2]
     assert (len(first.images), len(second.images)) == (1, 0)
     assert [text.get_text() for text in second.texts] == ["removed"]
-    assert "Removed already: encoder self 0.1, decoder self 0.0, decoder self 0.1." in plots["matter"].alt
+    assert (
+        "Removed already: encoder self-attention 0.1, decoder self-attention 0.0, decoder self-attention 0.1."
+        in plots["matter"].alt
+    )
     for plot in plots.values():
         check_legible(plot)
 

@@ -11,7 +11,7 @@ from mhaprune.experiments.explain.report import NO_PATTERN, attention_maps, head
 from mhaprune.experiments.explain.study import Explain
 from mhaprune.reporting.heat_map import MISSING
 from mhaprune.reporting.plots import draw
-from mhaprune.tables import HEAD, Tables
+from mhaprune.tables import HEAD
 from support.figures import check_legible
 from support.made_tables import text_of
 
@@ -24,14 +24,17 @@ SHARES = {
 """By site and pattern: the share of the attention, and that of a head that looks everywhere alike."""
 
 
-def tables() -> Tables:
+WORDS = {"i": "the symbol", "i+1": "the next", "=write": "what to write"}
+
+
+def tables() -> dict[str, pd.DataFrame]:
     looks = pd.DataFrame(HEADS, columns=HEAD).assign(
         removed=False, scorer="ablation", score=[0.5, 0.1, 0.0], rank=[1, 2, 3], prunable=[False, False, True]
     )
     looks = looks.assign(quality=0.5, open_quality=1.0, entropy=1.0, tolerance=0.01, without_prunable=1.0)
     looks["name"], looks["pattern"] = zip(*NAMES, strict=True)
     patterns = [
-        dict(zip(HEAD, head, strict=True)) | {"pattern": name, "mass": mass, "chance": chance}
+        dict(zip(HEAD, head, strict=True)) | {"pattern": name, "meaning": WORDS[name], "mass": mass, "chance": chance}
         for head in HEADS
         for name, (mass, chance) in SHARES[head[0]].items()
     ]
@@ -53,23 +56,34 @@ def attention_of(head: tuple[str, int, int], largest: float = 0.4, size: int = 4
 
 
 def test_a_profile_shows_what_a_head_does_more_than_an_even_one_and_says_where_it_has_no_name() -> None:
-    (profiles,) = draw((head_profiles,), tables())
+    """A site whose heads follow no pattern is left out, as are the patterns that no head follows."""
+    found = tables()
+    (profiles,) = draw((head_profiles,), found)
     check_legible(profiles)
-    axes = profiles.figure.axes[0]
-    names = [text.get_text() for text in axes.texts if text.get_position()[0] > 2.5]
-    assert names == ["0.500   symbol to write (=write)", f"0.100   {NO_PATTERN}", "0.000   everywhere"]
-    columns = [label.get_text() for label in axes.get_xticklabels()]
-    assert columns == ["i", "i+1", "=write"]
-    inside = [text for text in axes.texts if text.get_position()[0] < 2.5]
-    written = {tuple(map(int, text.get_position()[::-1])): text.get_text() for text in inside}
-    assert written == {(0, 0): "+20", (0, 2): "+70", (1, 1): "−10", (2, 1): "−10"}, "1 point more is not worth a number"
-    colours = np.ma.filled(axes.images[0].get_array(), np.nan)
-    np.testing.assert_allclose(colours, [[0.2, np.nan, 0.7], [0.01, 0, 0], [0.01, 0, 0]], atol=1e-9)
-    assert to_hex(axes.get_facecolor()) == MISSING, "a decoder has nothing to look at after the symbol before"
+    (axes,) = profiles.figure.axes
+    assert profiles.caption.endswith("Left out, because no head follows a pattern: cross-attention.")
+    cross = (found["patterns"]["site"] == "cross") & (found["patterns"]["pattern"] == "i+1")
+    found["patterns"].loc[cross, "mass"] = [0.26, 0.21]
+    (profiles,) = draw((head_profiles,), found)
+    check_legible(profiles)
+    assert profiles.figure.get_suptitle() == "1 of the 2 heads that matter follows a clear pattern"
+    said, columns, written, colours = [], [], [], []
+    for axes in profiles.figure.axes:
+        columns.append([" ".join(label.get_text().split()) for label in axes.get_xticklabels()])
+        said += [text.get_text() for text in axes.texts if text.get_position()[0] > 1.5]
+        inside = [text for text in axes.texts if text.get_position()[0] < 1.5]
+        written.append({tuple(map(int, text.get_position()[::-1])): text.get_text() for text in inside})
+        colours.append(np.ma.filled(axes.images[0].get_array(), np.nan))
+    assert said == ["0.500   symbol to write", f"0.100   {NO_PATTERN}", "0   spread evenly"]
+    assert columns == [["the symbol", "what to write"], ["the next"]]
+    assert written == [{(0, 0): "+20", (0, 1): "+70"}, {(0, 0): "+6"}], "1 point more is not worth a number"
+    np.testing.assert_allclose(colours[0], [[0.2, 0.7]])
+    np.testing.assert_allclose(colours[1], [[0.06], [0.01]])
+    assert len({axes.images[0].get_clim() for axes in profiles.figure.axes}) == 1, "one scale"
 
 
 def test_what_is_said(snapshot: Any) -> None:
-    found = dict(tables())
+    found = tables()
     found["looks"] = found["looks"].assign(quality_low=0.4, quality_high=0.6, loss_rise=[0.5, 0.1, 0.0])
     found["looks"] = found["looks"].assign(turned_wrong=[30, 4, 0], examples=60)
     meaning = found["patterns"]["pattern"].map({"=write": "symbol to write"}).fillna("other")
@@ -98,16 +112,20 @@ def test_the_darkest_weight_is_the_largest_one_where_there_is_a_choice() -> None
     assert scale_of(even)["vmax"] == 0.3, "or a difference of a point would look large"
     assert scale_of(attention_of(HEADS[0], size=1))["vmax"] == 1, "no choice at all"
     decoder = attention_of(HEADS[0], 0.55)
+    decoder.loc[(decoder["query"] == 1) & (decoder["weight"] > 0), "weight"] = 0.9, 0.1
     assert decoder["weight"].max() == 1
-    assert scale_of(decoder)["vmax"] == pytest.approx(0.55)
+    assert scale_of(decoder)["vmax"] == pytest.approx(0.55), "a query with half of the keys has no choice either"
 
 
-def test_the_maps_of_a_site_share_a_scale_and_say_where_it_is_cut() -> None:
+def test_all_maps_share_a_scale_and_say_where_it_is_cut_and_what_is_forbidden_is_grey() -> None:
     plots = {plot.name: plot for plot in draw((attention_maps,), tables())}
     cut, whole = plots["attention-0-decoder_self"], plots["attention-0-cross"]
-    assert "(darkest: 0.6 or more)" in cut.caption
+    assert "(darkest: 0.4 or more)" in cut.caption
     assert "darkest" not in whole.caption
-    for plot, top, extend in ((cut, 0.6, "max"), (whole, 0.4, "neither")):
+    weights = np.ma.filled(cut.figure.axes[0].images[0].get_array(), np.nan)
+    np.testing.assert_array_equal(np.isnan(weights), np.triu(np.ones((4, 4)), 1) == 1)
+    assert to_hex(cut.figure.axes[0].get_facecolor()) == MISSING
+    for plot, top, extend in ((cut, 0.4, "max"), (whole, 0.4, "neither")):
         images = [axes.images[0] for axes in plot.figure.axes if axes.images]
         assert {image.get_clim() for image in images} == {(0, top)}
         bar = images[-1].colorbar

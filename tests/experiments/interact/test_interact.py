@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
 
 from mhaprune.experiments.interact import report
 from mhaprune.experiments.interact.report import BROKEN, NEITHER, STAND_IN, TOGETHER
 from mhaprune.experiments.interact.study import Interact, kinds_of_pairs
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
+from mhaprune.reporting.heat_map import MISSING
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.runs.run import Run, build
 from mhaprune.tables import ENDS, HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, QUALITY, Tables, named
@@ -115,9 +118,10 @@ def test_a_pair_in_a_model_that_one_head_breaks_does_not_work_together() -> None
     pairs["kind"] = kinds_of_pairs(pairs, alone)
     assert list(pairs["kind"]) == [STAND_IN, NEITHER, NEITHER, NEITHER, NEITHER, BROKEN]
     assert Interact.headline(tables)[1].value == 0
-    lines = plot_of(report.interactions, tables).figure.axes[0].get_lines()
-    (crosses,) = [line for line in lines if line.get_marker() == "x"]
-    assert sorted(map(int, crosses.get_xdata())) == [2, 3]  # type: ignore[arg-type]
+    pairs.loc[[1, 4], "kind"] = STAND_IN  # a saturated pair is grey if both heads are shown for other pairs
+    (grey,) = plot_of(report.interactions, tables).figure.axes[0].patches
+    assert isinstance(grey, Rectangle)
+    assert (grey.get_x(), grey.get_y(), to_hex(grey.get_facecolor())) == (1.5, 1.5, MISSING)
 
 
 def plot_of(figure: object, tables: Tables) -> Plot:
@@ -126,16 +130,20 @@ def plot_of(figure: object, tables: Tables) -> Plot:
     return plot
 
 
-def test_the_matrix_has_every_pair_twice_and_marks_what_is_not_sure() -> None:
+def test_the_triangle_has_what_is_large_and_sure_and_nothing_else() -> None:
     axes = plot_of(report.interactions, made()).figure.axes[0]
     values = np.ma.filled(axes.images[0].get_array(), np.nan)
-    assert np.isnan(values.diagonal()).all()
-    np.testing.assert_array_equal(values, values.T)
-    assert values[0, 1] == 0.5
-    assert values[2, 3] == -0.2
-    (dots,) = [line for line in axes.get_lines() if line.get_marker() == "."]
-    marked = set(zip(*map(np.ndarray.tolist, dots.get_data()), strict=True))  # type: ignore[arg-type]
-    assert marked == {(i, j) for i in range(4) for j in range(4) if i != j} - {(0, 1), (1, 0), (2, 3), (3, 2)}
+    np.testing.assert_array_equal(values, [[0.5, np.nan, np.nan], [np.nan] * 3, [np.nan, np.nan, -0.2]])
+    assert [text.get_text() for text in axes.texts] == ["+0.50", "−0.20"]
+    assert [label.get_text()[-3:] for label in axes.get_yticklabels()] == ["0.1", "0.0", "0.1"], (
+        "all but the first head"
+    )
+    alone = made()
+    alone["pairs"].loc[5, "kind"] = NEITHER
+    axes = plot_of(report.interactions, alone).figure.axes[0]
+    assert np.ma.filled(axes.images[0].get_array(), np.nan).tolist() == [[0.5]], "no row for a head without such a pair"
+    alone["pairs"]["kind"] = NEITHER
+    assert not list(draw((report.interactions,), alone))
 
 
 def test_what_is_measured_stands_beside_what_is_expected() -> None:
