@@ -135,8 +135,8 @@ def accuracy_curves(tables: Tables) -> Plot:
 def latency_curves(tables: Tables) -> Plot | None:
     """Draw the speed-up over the whole model against heads removed: a line for the scorer of the summary, small marks
     for the others, which would lie on it, because time depends on the number of heads more than on which they are."""
-    names = candidates(tables["pruning"])  # one draw of a control would be noise
-    pruning = tables["pruning"].query("scorer in @names").dropna(subset="speedup")
+    pruning = tables["pruning"]
+    pruning = pruning[pruning["scorer"].isin(candidates(pruning))].dropna(subset="speedup")  # not one draw of a control
     if pruning.empty:
         return None
     best = most_removed(tables["summary"])
@@ -157,9 +157,9 @@ def latency_curves(tables: Tables) -> Plot | None:
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
     seen = pd.concat([others["speedup"], *(own[f"speedup{end}"] for end in QUARTILES), pd.Series([1.0, *floor])])
     plots.scale_in_ratios(axes.yaxis, 0.95 * seen.min(), 1.05 * seen.max(), 0.05)
-    marked = {}
+    marked: dict[float, tuple[pd.Series, str]] = {}
     for recovery, rows in tables["summary"].query("heads_removed > 0").groupby("recovery", sort=False):
-        marked.setdefault((row := most_removed(rows))["heads_removed"], (row, recovery))
+        marked.setdefault((row := most_removed(rows))["heads_removed"], (row, str(recovery)))
     for row, recovery in marked.values():
         words = f"{row['speedup']:.2f} times{'' if recovery == NOTHING else f', {recovery}'}"
         side: Any = {"ha": "right", "va": "bottom"} if row["heads_removed"] > 0.6 * total else {"va": "top"}
