@@ -117,8 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 except SweepAsked as asked:
                     from mhaprune.runs.from_hydra import launch
                     from mhaprune.runs.run import sweep_settings
+                    from mhaprune.settings.sweep import SWEEP_SETTINGS
 
-                    given = {str(name): value for name, value in asked.config.items() if name != "hydra"}
+                    given = plain(OmegaConf.masked_copy(asked.config, list(SWEEP_SETTINGS)))
                     launch(asked.config, asked.loader, job, sweep_settings(given), _values)
     except RunFailed as error:
         failure = error.__cause__

@@ -107,7 +107,7 @@ class Plot:
         buffer = io.BytesIO()
         lay_out(self.figure)
         with matplotlib.rc_context(LAID_OUT):
-            self.figure.savefig(buffer, format=kind, metadata=metadata, dpi="figure", **options)
+            self.figure.savefig(buffer, format=kind, metadata=metadata, dpi=self.figure.dpi, **options)
         return buffer.getvalue()
 
 

@@ -76,9 +76,12 @@ def test_every_figure_has_something_to_draw_and_a_name_of_its_own(done: Done) ->
         assert drawn, f"{figure.__name__} finds nothing to draw"
         assert not list(draw((figure,), {}))
         plots += drawn
+    assert not all(plot.appendix for plot in plots)
     for plot in plots:
         assert re.fullmatch(r"[\w.-]+", plot.name)
         assert plot.caption
+        assert plot.tables, f"{plot.name} names no table"
+        assert set(plot.tables) <= set(done.tables)
         lay_out(plot.figure)
     assert len({plot.name for plot in plots}) == len(plots)
 

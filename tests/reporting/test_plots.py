@@ -14,6 +14,8 @@ import pandas as pd
 import pytest
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from PIL import Image
 
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.heads import HeadId
@@ -23,14 +25,16 @@ from mhaprune.reporting.page import proof_sentences, render
 from mhaprune.reporting.plots import STYLE, Plot, amount, draw, room_for
 from mhaprune.reporting.sentences import if_poor
 from mhaprune.reporting.training import MOST_NAMED, event_files, training_curve
-from mhaprune.runs.run import build
+from mhaprune.runs.run import build, sweep_settings
+from mhaprune.settings.figures import FigureSettings
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.store import RunFolder
 from mhaprune.tables import by_block
 from support import PACKAGE, ROOT
 from support.browser import after, needs_browser
 from support.composing import compose
-from support.made_tables import all_tables, summary, text_of
+from support.figures import check_legible
+from support.made_tables import all_tables, pruning_table, refitted, summary, text_of
 from support.sizes import TINY, TINY_SEQUENCES
 
 
@@ -100,11 +104,57 @@ def figure_of_all_kinds() -> Figure:
     return figure
 
 
-def test_both_files_are_the_same_byte_for_byte() -> None:
+def test_all_files_are_the_same_byte_for_byte() -> None:
     with matplotlib.rc_context(STYLE):
         first, second = (Plot("all", "", figure_of_all_kinds()) for _ in range(2))
         assert first.svg == second.svg
         assert first.png == second.png
+        assert first.pdf == second.pdf
+        assert first.pdf.startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("width", [5.5, 14.0])
+def test_a_figure_of_another_width_keeps_its_letters_and_none_is_cut_or_covered(width: float) -> None:
+    tables = all_tables() | {"recovered": refitted(pruning_table())}
+    usual = {plot.name: plot for plot in draw(Ablate.figures, tables)}
+    for plot in draw(Ablate.figures, tables):
+        plot.shape(width)
+        before, after = (found.figure for found in (usual[plot.name], plot))
+        assert after.get_figwidth() == width
+        assert (after.get_figheight() > before.get_figheight()) == (width > before.get_figwidth())
+        assert {text.get_fontsize() for text in after.findobj(Text)} == {t.get_fontsize() for t in before.findobj(Text)}
+        check_legible(plot)
+
+
+def test_the_files_of_figures_are_those_that_are_wanted(tmp_path: Path) -> None:
+    settings = FigureSettings(format=("pdf", "png"), width=4, dpi=100)
+    with RunFolder(tmp_path, settings).recorded() as folder, matplotlib.rc_context(STYLE):
+        folder.write_figures([Plot("all", "", figure_of_all_kinds())])
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"all.pdf", "all.png"}
+    with Image.open(tmp_path / "figures" / "all.png") as image:
+        assert image.width == 400
+    assert b"/MediaBox [ 0 0 288 " in (tmp_path / "figures" / "all.pdf").read_bytes(), "72 points an inch"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("figure.format=[gif]", "figure.format[0]='gif': must be svg or png or pdf"),
+        ("figure.format=[]", "figure.format=[]: must be one or more values, all different"),
+        ("figure.width=1", "figure.width=1.0: must be from 2 to 40"),
+        ("figure.dpi=3", "figure.dpi=3: must be from 50 to 1200"),
+    ],
+)
+def test_wrong_settings_of_figures_are_refused(given: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(says)}"):
+        build(compose(given))
+
+
+def test_the_settings_of_figures_make_no_other_run() -> None:
+    settings = [*TINY, *TINY_SEQUENCES, "experiment=train"]
+    wanted = compose(*settings, "figure.format=[pdf]", "figure.width=3.3", "figure.dpi=300")
+    assert build(compose(*settings)).identity == build(wanted).identity
+    assert sweep_settings(wanted).figure == FigureSettings(("pdf",), 3.3, 300)
 
 
 def test_the_heads_of_a_block_are_listed_together() -> None:

@@ -19,6 +19,7 @@ from mhaprune.runs.collecting import collect, numbers_of, remember, settings_of
 from mhaprune.runs.found import FoundRun
 from mhaprune.runs.index import index_of
 from mhaprune.runs.jobs import Job, Sweep
+from mhaprune.settings.figures import FigureSettings
 from mhaprune.settings.options import target
 from mhaprune.storage.store import RunFolder, read_status
 from support.browser import after, needs_browser
@@ -64,6 +65,8 @@ def test_runs_are_combined_and_told_apart_by_what_differs(tmp_path: Path) -> Non
     drawn = {path.name for path in (tmp_path / "sweep" / "figures").iterdir()}
     assert drawn == {f"{name}.{form}" for name in ("comparison", "headline") for form in ("png", "svg")}
     assert "num_heads=4" in (tmp_path / "sweep" / "report.html").read_text()
+    collect([tmp_path / "sweep"], tmp_path / "out", FigureSettings(format=("pdf",)))
+    assert {path.suffix for path in (tmp_path / "out" / "figures").iterdir()} == {".pdf"}
     again = collect([tmp_path / "sweep"], tmp_path / "sweep")  # its own output is not taken for a run
     assert again == lines
 

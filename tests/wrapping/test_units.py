@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure, output_difference
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import conf_folder, option
+from support.figures import drawing
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -51,6 +53,16 @@ def test_a_group_is_named_after_its_first_head_and_a_block_too(llama: Heads) -> 
         llama.units("head") is llama.units("group").units("head") or len(llama.units("group").units("head").grid) == 8
     )
     assert llama.units("group") is llama.units("group"), "its scores are kept"
+
+
+def test_a_report_counts_groups_and_shows_each_in_a_column(llama: Heads) -> None:
+    with drawing():
+        found = llama.units("group").report(budgets=[0.5], rounds=1, refit=False, tolerance=1.0)
+    assert re.match(r"\d of 4 key-value groups can be removed", found.sentences[0])
+    axes = found.figures["matter"].figure.axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "2"]
+    assert axes.get_xlim() == (-0.5, 1.5), "no empty column"
+    assert found.figures["accuracy"].figure.axes[0].get_xlabel() == "key-value groups removed, of 4"
 
 
 def test_a_group_is_closed_together(llama: Heads) -> None:
