@@ -143,9 +143,11 @@ def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) ->
             if len(runs) == 1:
                 axes.scatter([place], runs["value"], s=34, linewidth=0, zorder=3, **style)
                 continue
-            places = place + dodge * np.linspace(-0.38, -0.14, len(runs))  # beside each other, and beside their mean
-            axes.scatter(places, runs["value"], s=13, linewidth=0, alpha=0.55, zorder=2, **style)
-            if len(runs) >= LEAST_RUNS:
+            few = len(runs) < LEAST_RUNS
+            beside = (-0.14, 0.14) if few else (-0.38, -0.14)  # beside each other, and beside their mean
+            places = place + dodge * np.linspace(*beside, len(runs))
+            axes.scatter(places, runs["value"], s=26 if few else 13, linewidth=0, alpha=0.55, zorder=2, **style)
+            if not few:
                 low, high = _within(runs, student_interval)
                 ends += [low, high]
                 axes.vlines(place, low, high, color=style["color"], linewidth=1.4, zorder=3)

@@ -210,7 +210,9 @@ def room_for(values: pd.Series, ends: Iterable[float]) -> tuple[float, float]:
     """Return the ends of an axis that shows all values and all intervals, which end at `ends`."""
     seen = pd.concat([values, pd.Series(list(ends), dtype=float)]).dropna()
     low, high = float(seen.min()), float(seen.max())
-    margin = 0.06 * ((high - low) or 0.02 * abs(high) or 1.0)
+    margin = (
+        max(0.06 * (high - low), 0.01 * max(abs(low), abs(high))) or 0.06
+    )  # a tiny difference does not fill a panel
     return low - margin, high + margin
 
 

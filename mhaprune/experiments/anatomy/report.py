@@ -83,8 +83,8 @@ def life_of_the_tensors(tables: Tables) -> Plot:
         f"The life of the tensors: one real call of {block}, the first example of the batch and, once the heads are"
         f" apart, head {head['head']} (framed before). Rows are positions, columns features or, of scores and weights,"
         " keys; where the example ends, padding follows. Orange is positive, purple negative, each picture in its own"
-        " scale but 10 to 12 in one and 14 and 16 in one; weights are blue, from 0 to the largest, with the largest of"
-        " three rows written; grey is where attention is forbidden. Shapes are in symbols and numbers: B examples, T"
+        " scale but 10 to 12 in one and 14 and 16 in one; weights are blue, from 0 to the largest, three of them written;"
+        " grey is where attention is forbidden. Shapes are in symbols and numbers: B examples, T"
         f" queries, U keys, H heads of size K (here H·K = {len(matrices['queries'][0]) // head_dim} × {head_dim} ="
         f" {len(matrices['queries'][0])}), model width D, inputs of width qdim, kdim and vdim."
     )
@@ -92,10 +92,10 @@ def life_of_the_tensors(tables: Tables) -> Plot:
 
 
 def three_values(matrix: np.ndarray) -> np.ndarray:
-    """Return the largest number of the first, the middle and the last row, far enough apart to be written; NaN
+    """Return the largest number of three rows, far enough from each other and from the edge to be written; NaN
     elsewhere."""
-    rows = [0, len(matrix) // 2, len(matrix) - 1]
-    place = rows, np.nanargmax(matrix[rows], axis=1)
+    rows, edge = [len(matrix) * i // 6 for i in (1, 3, 5)], int(matrix.shape[1] > 4)
+    place = rows, edge + np.nanargmax(matrix[rows, edge : matrix.shape[1] - edge], axis=1)
     kept = np.full_like(matrix, np.nan)
     kept[place] = matrix[place]
     return kept

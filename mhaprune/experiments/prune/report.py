@@ -4,17 +4,14 @@ from collections.abc import Iterator
 from math import nan
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from matplotlib.colors import to_rgb
 
 from mhaprune.experiments import can_go
 from mhaprune.experiments.can_go import caveats, most_removed, surely_words
-from mhaprune.heads import SITES, block_label
 from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
-from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, needs, wrapped
+from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, needs, wrapped
 from mhaprune.reporting.sentences import as_fast, right, share
 from mhaprune.tables import HEAD, NOTHING, QUALITY, Tables, block_order, by_block, head_names, quality_name
 
@@ -119,41 +116,3 @@ def recovery_curves(tables: Tables) -> Plot:
     if len(control):
         caption += " Grey: the best shape of each size trained from random weights for as many steps in all."
     return Plot("recovery", caption, figure)
-
-
-@needs("recovery")
-def survivors(tables: Tables) -> Plot | None:
-    """Draw the number of heads left in each block at each model size: a panel per schedule and scorer."""
-    own = tables["recovery"][~tables["recovery"]["control"]]
-    choices = dict[str, pd.Series]()
-    for (_, _, recovery), models in own.groupby(["schedule", "scorer", "recovery"], sort=False):
-        way, kept = _way(models.iloc[0]), models.set_index("heads_kept")["kept"]
-        if way not in choices:
-            choices[way] = kept
-        elif kept.to_dict() != choices[way].to_dict():  # a recovery between the budgets changes the choice
-            choices[f"{way},\n{recovery}"] = kept
-    place = {kept: i for i, kept in enumerate(sorted(own["heads_kept"].unique(), reverse=True))}
-    total = int(own["heads_total"].max())
-    blocks = {(head.site, head.layer) for kept in own["kept"] for head in head_names(kept)}
-    if not blocks:
-        return None
-    sites = list(dict.fromkeys([*SITES, *sorted(site for site, _ in blocks)]))  # mhaprune's sites keep their colours
-    labels = f"heads removed, of {total}", "heads left in each block"
-    figure, grid = plots.panelled(len(choices), 4, (2.4, 2.6), (0.8, 1.0), *labels, sharex=True, sharey=True)
-    for axes, (way, models) in zip(grid, choices.items(), strict=True):
-        x, bottom = models.index.map(place), np.zeros(len(models))
-        for site, layer in sorted(blocks, key=lambda block: block_order(*block)):
-            counts = np.array([sum(head[:2] == (site, layer) for head in head_names(kept)) for kept in models])
-            paler = 1 - 0.75**layer
-            colour = [paler + (1 - paler) * channel for channel in to_rgb(COLOURS[sites.index(site) % len(COLOURS)])]
-            axes.bar(x, counts, 0.85, bottom, color=colour, edgecolor="white", label=block_label(site, layer))
-            bottom += counts
-        axes.set_title("\n".join(wrapped(line, 2.2) for line in way.splitlines()))
-        axes.set_xticks(range(len(place)), [str(total - kept) for kept in place])
-        axes.grid(visible=False, axis="x")
-    plots.legend_above(figure, grid[0])
-    caption = (
-        "Which heads survive: the number of heads left in each block, by the size of the model; the lighter, the higher"
-        " the layer. After Voita et al. 2019, figure 8."
-    )
-    return Plot("survivors", caption, figure)

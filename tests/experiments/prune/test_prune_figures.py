@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.base import figures_of
-from mhaprune.experiments.prune.report import recovery_curves, survivors
+from mhaprune.experiments.prune.report import recovery_curves
 from mhaprune.experiments.prune.study import Prune
 from mhaprune.tables import Tables
 from support.figures import check_legible
@@ -68,18 +68,6 @@ def test_a_curve_for_every_way_and_the_control_in_every_panel(tables: Tables) ->
         assert any(np.allclose(y, list(EXACT[recovery].values())) for y in curves)
     labels = [text.get_text() for text in plot.figure.legends[0].get_texts()]
     assert labels == ["scratch (mean and range)", "one_shot with ablation", "greedy"]
-
-
-def test_survivors_are_counted_block_by_block_and_equal_choices_shown_once(tables: Tables) -> None:
-    (plot,) = survivors(tables)
-    shown = ["one_shot with ablation", "one_shot with ablation,\nbetween", "greedy", "greedy,\nbetween"]
-    assert titles(plot.figure) == shown
-    plain, between = plot.figure.axes[:2]
-    for axes, expected in ((plain, [[2, 0, 0], [2, 2, 0], [2, 2, 1]]), (between, [[2, 2, 1], [2, 2, 0], [2, 0, 0]])):
-        heights = [[bar.get_height() for bar in bars] for bars in axes.containers]  # type: ignore[attr-defined]
-        assert heights == expected
-    names = [text.get_text() for text in plot.figure.legends[0].get_texts()]
-    assert names == ["encoder self-attention 0", "decoder self-attention 0", "cross-attention 0"]
 
 
 def test_what_is_said(tables: Tables, snapshot: Any) -> None:
