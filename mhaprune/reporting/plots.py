@@ -210,9 +210,7 @@ def room_for(values: pd.Series, ends: Iterable[float]) -> tuple[float, float]:
     """Return the ends of an axis that shows all values and all intervals, which end at `ends`."""
     seen = pd.concat([values, pd.Series(list(ends), dtype=float)]).dropna()
     low, high = float(seen.min()), float(seen.max())
-    margin = (
-        max(0.06 * (high - low), 0.01 * max(abs(low), abs(high))) or 0.06
-    )  # a tiny difference does not fill a panel
+    margin = max(0.06 * (high - low), 0.01 * max(abs(low), abs(high))) or 0.06  # a tiny difference fills no panel
     return low - margin, high + margin
 
 

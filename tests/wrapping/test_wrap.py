@@ -103,7 +103,7 @@ def test_a_report_speaks_of_the_users_quality(heads: Heads, tmp_path: Path) -> N
     page = (tmp_path / "report.html").read_text()
     assert {"accuracy", "matter", "latency"} <= found.figures.keys()
     text = f"{found} {page}"
-    assert " accuracy is left" in repr(found)
+    assert ": accuracy is " in repr(found)
     assert "a forward pass is " in text or "None of 8 heads can be removed within 0.01 of the whole" in text
     assert "exact match" not in text.lower()
     assert "greedy decoding" not in text.lower()

@@ -83,7 +83,7 @@ def life_of_the_tensors(tables: Tables) -> Plot:
         f"The life of the tensors: one real call of {block}, the first example of the batch and, once the heads are"
         f" apart, head {head['head']} (framed before). Rows are positions, columns features or, of scores and weights,"
         " keys; where the example ends, padding follows. Orange is positive, purple negative, each picture in its own"
-        " scale but 10 to 12 in one and 14 and 16 in one; weights are blue, from 0 to the largest, three of them written;"
+        " scale but 10 to 12 in one and 14 and 16 in one; weights are blue, from 0 to the largest, three are written;"
         " grey is where attention is forbidden. Shapes are in symbols and numbers: B examples, T"
         f" queries, U keys, H heads of size K (here H·K = {len(matrices['queries'][0]) // head_dim} × {head_dim} ="
         f" {len(matrices['queries'][0])}), model width D, inputs of width qdim, kdim and vdim."
