@@ -23,6 +23,7 @@ from support.real_sweeps import hear
 from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES
 
 SMALL = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE]
+PDF = "figure.format=[pdf]"
 QUICK = ("scorer=[ablation]", "recovery=[]", "experiment.budgets=[0.5]")
 CLOCK = {"seconds", "latency_ms", "speedup", "speedup_q1", "speedup_q3"}
 
@@ -195,10 +196,18 @@ def test_the_three_splits_are_kept_apart(tmp_path: Path, monkeypatch: pytest.Mon
     assert not choose["pruning"]["choose_loss"].equals(plain["pruning"]["choose_loss"])
 
 
+@pytest.mark.figures
+def test_a_run_writes_its_figures_in_the_form_that_is_wanted(first: Path, tmp_path: Path) -> None:
+    places = [f"hydra.run.dir={tmp_path / 'run'}", f"cache={first / 'cache'}"]
+    done = run_here(main, "experiment=train", *TINY, *TINY_SEQUENCES, *places, PDF)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "run" / "figures").iterdir()] == ["training.pdf"]
+
+
 @pytest.mark.collected_figures
 def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) -> None:
     places = [f"hydra.sweep.dir={tmp_path / 'sweep'}", f"cache={tmp_path / 'cache'}"]
-    done = run_here(main, "-m", "experiment=ablate", "model.max_length=64,32,3", *SMALL, *QUICK, *places)
+    done = run_here(main, "-m", "experiment=ablate", "model.max_length=64,32,3", *SMALL, *QUICK, *places, PDF)
     assert done.returncode == 1
     assert "model.max_length=3: task sort has sequences of" in done.stderr
     assert "Traceback" not in done.stderr
@@ -206,7 +215,7 @@ def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) 
     one, two, three = (job.name for job in Sweep.read(sweep).jobs)  # type: ignore[union-attr]
     assert [read_status(sweep / job)["status"] for job in (one, two, three)] == ["done", "done", "failed"]
     assert list(pd.read_csv(sweep / "pruning.csv")["label"].unique()) == ["model.max_length=64", "model.max_length=32"]
-    assert (sweep / "figures" / "comparison.png").exists()
+    assert {path.name for path in (sweep / "figures").iterdir()} == {"comparison.pdf", "headline.pdf"}
     page = (sweep / "report.html").read_text()
     assert "model.max_length=3 is not in here, failed: ValueError: model.max_length=3" in page
     assert "Traceback" in (sweep / three / "run.log").read_text()

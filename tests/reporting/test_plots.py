@@ -111,6 +111,7 @@ def test_all_files_are_the_same_byte_for_byte() -> None:
         assert first.png == second.png
         assert first.pdf == second.pdf
         assert first.pdf.startswith(b"%PDF")
+        assert b"CreationDate" not in first.pdf
 
 
 @pytest.mark.parametrize("width", [5.5, 14.0])
@@ -124,6 +125,14 @@ def test_a_figure_of_another_width_keeps_its_letters_and_none_is_cut_or_covered(
         assert (after.get_figheight() > before.get_figheight()) == (width > before.get_figwidth())
         assert {text.get_fontsize() for text in after.findobj(Text)} == {t.get_fontsize() for t in before.findobj(Text)}
         check_legible(plot)
+
+
+def test_a_narrow_figure_has_a_narrow_legend() -> None:
+    """For a column of a paper."""
+    tables = all_tables() | {"recovered": refitted(pruning_table())}
+    (plot,) = (plot for plot in draw(Ablate.figures, tables) if plot.name == "accuracy")
+    plot.shape(3.3)
+    check_legible(plot)
 
 
 def test_the_files_of_figures_are_those_that_are_wanted(tmp_path: Path) -> None:
