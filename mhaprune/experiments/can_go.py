@@ -67,7 +67,7 @@ def most_removed(summary: pd.DataFrame) -> pd.Series:
 
 def headline(summary: pd.DataFrame, tables: Tables) -> list[Number]:
     """Return three numbers for each recovery in a summary: heads that can be removed, quality and speed-up."""
-    numbers: list[Number] = []
+    numbers, what = list[Number](), f"{unit_name(tables)} that can be removed"
     for recovery, rows in summary.groupby("recovery", sort=False):
         row, after = most_removed(rows), "" if recovery == NOTHING else str(recovery)
         total, sure = float(row["heads_total"]), row.get(SURE, nan)
@@ -77,7 +77,7 @@ def headline(summary: pd.DataFrame, tables: Tables) -> list[Number]:
         )
         quartiles = f"{timed_name(tables)}; quartiles {row['speedup_q1']:.2f} to {row['speedup_q3']:.2f}"
         numbers += [
-            Number(f"{unit_name(tables)} that can be removed", float(row["heads_removed"]), total, after, 0.0, total, surely),
+            Number(what, float(row["heads_removed"]), total, after, 0.0, total, surely),
             share_number(quality_name(tables), row[QUALITY], row["dense_quality"], after, ends),
             Number("times as fast", float(row["speedup"]), 1.0, after, 0.0, beside=quartiles),
         ]
