@@ -65,7 +65,6 @@ LIST = (
     Picture("pairs", "Heads that stand in for each other", "interactions", "experiment=interact"),
     Picture("together", "What heads cost together", "together", "experiment=interact"),
     Picture("recovery", "What a refit and training bring back", "recovery", PRUNE),
-    Picture("survivors", "The heads that stay", "survivors", PRUNE),
     Picture("regret", "Which score to trust", "regret", "experiment=compare"),
     Picture("speed", "Speed-up at three widths", "speedup", "experiment=speed"),
     Picture("parts", "Where the time goes", "parts", "experiment=speed"),

@@ -28,7 +28,7 @@ def test_a_column_is_known_with_and_without_an_ending() -> None:
 
 
 def test_terms_are_found_as_whole_words_in_any_case() -> None:
-    found = words().used_in("Surely 12 heads can go, chosen by gate_output: a rise of 0.2 nats.")
-    assert list(found) == ["can go", "gate_output", "head", "nats", "surely"]
+    found = words().used_in("12 heads Can be removed at 95 % confidence, chosen by gate_output: a rise of 0.2 nats.")
+    assert list(found) == ["at 95 % confidence", "can be removed", "gate_output", "head", "nats"]
     assert "gate" not in found
     assert words().used_in("nothing of this kind") == {}
