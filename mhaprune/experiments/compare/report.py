@@ -88,7 +88,10 @@ def over_runs(tables: Tables) -> Iterator[str]:
 
 def headline(tables: Tables) -> list[Number]:
     """Return the regret of the method chosen within few passes or, if none is that cheap, chosen at any cost."""
-    return [Number("points of regret", 100 * float(tables["winner"].iloc[-1][REGRET]))]
+    row = tables["winner"].iloc[-1]
+    low, high = (number(100 * row[f"{REGRET}{end}"], 1) for end in ENDS[1:])
+    beside = f"95 % interval {low} to {high}; {row['choice']}, {limit_words(row['most_passes'])}"
+    return [Number("points of regret", 100 * float(row[REGRET]), beside=beside)]
 
 
 def passes(methods: Any) -> Any:

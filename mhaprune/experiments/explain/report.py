@@ -121,7 +121,8 @@ def head_map(tables: Tables) -> Verdict:
 def headline(tables: Tables) -> list[Number]:
     """Return the number of prunable heads. Each of them is prunable alone, not all together."""
     looks = tables["looks"].query("not removed")
-    return [Number("heads prunable alone", float(looks["prunable"].sum()), len(looks), "", 0.0, len(looks))]
+    beside = f"each costs less than {looks['tolerance'].iloc[0]:g}{in_unit(tables)}, at 95 % confidence"
+    return [Number("heads prunable alone", float(looks["prunable"].sum()), len(looks), "", 0.0, len(looks), beside)]
 
 
 @needs("attention", "examples", "looks")

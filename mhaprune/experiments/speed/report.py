@@ -43,8 +43,12 @@ def say(tables: Tables) -> Iterator[str]:
 
 def headline(tables: Tables) -> list[Number]:
     """Return the largest speed-up of fresh models with about half of the heads removed; NaN if none were timed."""
-    largest = at_half(tables["speed"])["speedup"].max() if "speed" in tables else math.nan
-    return [Number("times as fast with half of the heads", float(largest), 1.0, least=0.0)]
+    what = "times as fast with half of the heads"
+    if "speed" not in tables:
+        return [Number(what, math.nan, 1.0, least=0.0)]
+    row = at_half(tables["speed"]).nlargest(1, "speedup").iloc[0]
+    beside = f"quartiles {row['speedup_q1']:.2f} to {row['speedup_q3']:.2f}; width {row['timed_d_model']}"
+    return [Number(what, float(row["speedup"]), 1.0, least=0.0, beside=f"{beside}, batch {row['batch_size']}")]
 
 
 def at_half(speed: pd.DataFrame) -> pd.DataFrame:
