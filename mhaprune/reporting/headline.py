@@ -206,7 +206,8 @@ def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterat
 
 def _mean(runs: pd.DataFrame) -> str:
     """Return the mean with its interval and the interval for a new run, in words; the values, if they are few."""
-    said = share if (runs["most"] == 1).all() else "{:.3g}".format
+    ratios = bool(np.isinf(runs["most"]).all()) and runs["value"].max() < 10
+    said = share if (runs["most"] == 1).all() else "{:.2f}".format if ratios else "{:.3g}".format
     if len(runs) < LEAST_RUNS:
         return " and ".join(map(said, runs["value"]))
     within = [_within(runs, interval) for interval in (student_interval, prediction_interval)]

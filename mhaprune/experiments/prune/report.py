@@ -25,8 +25,9 @@ def say(tables: Tables) -> Iterator[str]:
     best = most_removed(smallest[~smallest["control"]])
     kept, total, dense = int(best["heads_kept"]), int(best["heads_total"]), share(best["dense_quality"])
     if best["heads_removed"]:
+        recovered = "" if best["recovery"] == NOTHING else f" after {best['recovery']}"
         yield (
-            f"{int(best['heads_removed'])} of {total} heads can be removed{surely_words(best)}:"
+            f"{int(best['heads_removed'])} of {total} heads can be removed{recovered}{surely_words(best)}:"
             f" {right(best[QUALITY], tables)} on the report split ({dense} with all heads)."
         )
         after = "" if best["recovery"] == NOTHING else f" and the model was recovered by {best['recovery']}"
