@@ -219,6 +219,16 @@ def test_help_and_typing_errors_need_no_torch(tmp_path: Path) -> None:
         assert said in done.stdout + done.stderr
 
 
+def test_a_reader_who_has_seen_enough_of_the_help_gets_no_error() -> None:
+    command = [sys.executable, "-m", "mhaprune", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
 def test_scorers_that_need_gates_are_left_out_for_a_pruned_model(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

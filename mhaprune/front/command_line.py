@@ -121,6 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
                     given = plain(OmegaConf.masked_copy(asked.config, list(SWEEP_SETTINGS)))
                     launch(asked.config, asked.loader, job, sweep_settings(given), _values)
+    except BrokenPipeError:  # `--help | head`: nobody reads on, so there is nothing to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except RunFailed as error:
         failure = error.__cause__
     except (Exception, KeyboardInterrupt) as error:

@@ -25,7 +25,7 @@ def view_of(tables: Tables, verdict: Verdict | None) -> dict[str, Any] | None:
 
     `heads` are the tiles of the map, `rows` the names of its rows. Each of the `examples` has its tokens by block and,
     by head, its attention weights: a byte each, 255 for a weight of 1 and 0 only for exactly 0, row by row in base64.
-    `cut` says in words what was left out.
+    `cut` says in words what was left out, `together` whether the heads that can go were removed together.
     """
     if verdict is None or not all(len(tables.get(name, ())) for name in ("attention", "examples", "closed")):
         return None
@@ -46,6 +46,7 @@ def view_of(tables: Tables, verdict: Verdict | None) -> dict[str, Any] | None:
         "heads": list(_tiles(heads, rows, verdict)),
         "examples": shown,
         "cut": " and ".join(cut),
+        "together": verdict.together,
     }
 
 
