@@ -36,7 +36,10 @@ PRUNE = (
     "experiment=prune task=reverse 'schedule=[one_shot,greedy]' 'scorer=[ablation]'"
     " 'recovery=[refit,fine_tune,from_scratch]' 'experiment.budgets=[12,15,18,20,21,22,23]'"
 )
-MINILM = "experiment=ablate model=minilm model.score=64 model.choose=64 model.report=64"
+MINILM = (
+    "experiment=ablate model=minilm model.score=64 model.choose=64 model.report=64"
+    " 'scorer=[ablation,gate_output,random]' experiment.tolerance=0.05 'experiment.budgets=[0.125,0.25,0.375,0.5,0.75]'"
+)
 LIST = (
     Picture("heads", "Which heads can be removed", "matter", "experiment=ablate"),
     Picture("accuracy", "Accuracy, score by score", "accuracy", "experiment=ablate"),
