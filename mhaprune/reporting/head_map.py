@@ -14,7 +14,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from mhaprune.heads import block_label
 from mhaprune.reporting.heat_map import MATTERS, write_inside
-from mhaprune.reporting.plots import Plot, amount
+from mhaprune.reporting.plots import COLOURS, Plot, amount
 from mhaprune.tables import REFERENCE, blocks_in, named
 
 REMOVED = "removed"
@@ -25,7 +25,8 @@ class Verdict(NamedTuple):
     """A decision for each head, in the order of the heads in the model, and words that explain the decisions."""
 
     heads: pd.DataFrame
-    """The head, whether it `stays`, its `score` (or NaN) and its `name`: what it looks at, empty if unknown."""
+    """The head, whether it `stays`, its `score` (or NaN) and its `name`: what it looks at, empty if unknown. A column
+    `undecided`, if there is one, marks heads that stay because nothing is known for sure."""
     scorer: str
     """The scorer of the column `score`; empty without scores."""
     title: str
@@ -74,27 +75,34 @@ def in_small(verdict: Verdict) -> SmallMap:
     return SmallMap(verdict.title, ["".join(row.get(i, " ") for i in range(max(row) + 1)) for row in rows.values()])
 
 
+PALE = "#eaf2fa"
+"""The colour of a head about which nothing is known for sure."""
 LIGHTEST = 0.3
 """The palest colour of a head that stays, so that it never looks like a head that can be removed."""
 TALLEST = 14.0
 """Height of all rows together, in inches, above which each row is drawn lower."""
-LETTER = 0.112
-"""Width of a letter of the title, in inches."""
+MOST_NAMED = 8
+"""Largest number of heads in a block whose names are written. With more, letters would be too small on a page."""
+LETTER, SMALL_LETTER = 0.112, 0.078
+"""Width of a letter of the title and of a letter in a tile, in inches."""
 LONGEST = 8.0
 """Width in inches at which a long title is broken into lines; in a wider figure, the title is wider too."""
 
 
 def heads_that_matter(verdict: Verdict) -> Plot:
-    """Draw a map of the model with a tile per head: dark if the head matters, empty if it can be removed. The line
-    around an empty tile is dashed if all such heads were removed together, solid if each can be removed alone."""
+    """Draw a map of the model with a tile per head: dark if the head matters, empty if it can be removed, pale with a
+    blue line if that is undecided. The line around an empty tile is dashed if all such heads were removed together,
+    solid if each can be removed alone."""
     heads, scorer, title, meaning, together, tables = verdict
     heads = heads.assign(digits=["" if isnan(score) else amount(score) for score in heads["score"]])
+    heads["undecided"] = heads.get("undecided", pd.Series(False, heads.index))
     rows, numbers = blocks_in(heads), sorted(heads["head"].unique())  # a group has the number of its first head
     columns = len(numbers)
-    if 0.55 * len(rows) > TALLEST:  # lower rows have no room for a second line
+    if 0.55 * len(rows) > TALLEST or columns > MOST_NAMED:  # low or narrow tiles have no room for a second line
         heads["name"] = heads["name"].where(heads["name"] == REMOVED, "")
     named = (heads["name"] != "").any()
-    width = max(2.4 + (1.8 if named else 0.95) * columns, min(LETTER * len(title), LONGEST))
+    longest = max(heads["name"].str.len().max(), 6)
+    width = max(1.8 + (0.15 + SMALL_LETTER * longest) * columns, min(LETTER * len(title), LONGEST))
     words = textwrap.fill(title, int(width / LETTER))
     height = 1.15 + 0.2 * words.count("\n") + min(0.55 * len(rows), max(TALLEST, 0.26 * len(rows)))
     figure = Figure(figsize=(width, height))
@@ -112,7 +120,8 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     figure.suptitle(words, fontsize=12.5, fontweight="bold")
-    stays, goes = (heads[heads["stays"] == flag] for flag in (True, False))
+    undecided, goes = heads[heads["undecided"]], heads[~heads["stays"]]
+    stays = heads[heads["stays"] & ~heads["undecided"]]
     caption = meaning
     if scorer:
         rise = "how much the loss rises without this head alone" if scorer == REFERENCE else f"its score by {scorer}"
@@ -121,6 +130,7 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     can_go = "Can be removed" if together else "Cost next to nothing alone"
     gone = goes["name"] == REMOVED
     alt = f"{title}. Stay: {_list(stays) or 'none'}. {can_go}: {_list(goes[~gone]) or 'none'}."
+    alt += f" Not decided: {_list(undecided)}." if len(undecided) else ""
     alt += f" Removed already: {_list(goes[gone])}." if gone.any() else ""
     return Plot("matter", caption, figure, alt, tables=tables)
 
@@ -128,7 +138,9 @@ def heads_that_matter(verdict: Verdict) -> Plot:
 def _tile(axes: Axes, head: pd.Series, place: tuple[int, int], depth: float, together: bool) -> None:
     look: Any = {"facecolor": matplotlib.colormaps[MATTERS](depth), "edgecolor": "none"}
     ink = "white" if depth > 0.55 else "black"
-    if not head["stays"]:
+    if head["undecided"]:
+        look, ink = {"facecolor": PALE, "edgecolor": COLOURS[0], "linewidth": 1.5}, "black"
+    elif not head["stays"]:
         line = (0, (3, 2)) if together else "-"
         look, ink = {"facecolor": "none", "edgecolor": "#8c8c8c", "linestyle": line}, "#595959"
     box = FancyBboxPatch((place[0] - 0.45, place[1] - 0.42), 0.9, 0.84, "round,pad=0,rounding_size=0.1", **look)

@@ -15,7 +15,8 @@ from mhaprune.reporting.headline import Number
 from mhaprune.reporting.heat_map import MATTERS, MISSING, frame, heat_map
 from mhaprune.reporting.plots import SIGNS, Plot, amount, needs, number, wrapped
 from mhaprune.reporting.sentences import right, share
-from mhaprune.tables import HEAD, QUALITY, Tables, in_unit
+from mhaprune.statistics.intervals import prunable, skewed_ends
+from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, Tables, in_unit
 
 SPREAD = "spreads its attention evenly over all that it may look at"
 NAMED = 3
@@ -35,6 +36,8 @@ MOST_ROWS = 72
 """Largest number of heads in one figure; the most important heads are shown."""
 CLEAR = 0.05
 """The smallest difference that is written in a cell: the attention of a head minus even attention, as shares."""
+EVEN = 0.12
+"""The largest difference of a weight from even attention that the colours of a map hardly show."""
 ABOVE_CHANCE = 0.15
 """A pattern names a head only if the attention to it exceeds chance by at least this share of the most that is
 possible, 1 − chance. Chance is large if few keys are allowed: 1 / (i + 1) in row i of a causal block."""
@@ -43,12 +46,16 @@ possible, 1 − chance. Chance is large if few keys are allowed: 1 / (i + 1) in 
 def say(tables: Tables) -> Iterator[str]:
     """Yield sentences: which heads matter most, what they look at, and what breaks without them."""
     looks, unit = tables["looks"].query("not removed").sort_values("rank"), in_unit(tables)
-    best = looks.iloc[0]
+    best, costs = looks.iloc[0], costs_of(looks, tables)
+    rises = [number(float(ends_N[0]), 3) for ends_N in (costs[0], *skewed_ends(costs))]
     low, high = share(best["quality_low"]), share(best["quality_high"])
     yield (
-        f"{HeadId(*best[HEAD])} matters most of {len(looks)} heads by {best['scorer']}: without it the loss rises by"
-        f" {number(best['loss_rise'], 3)}{unit}, and {right(best[QUALITY], tables)} (95 % interval {low} to {high}) on"
-        f" the report split, with all heads {share(best['open_quality'])}."
+        f"{HeadId(*best[HEAD])} matters most of {len(looks)} heads by {best['scorer']}: without it the loss on the"
+        f" score split rises by {rises[0]}{unit} (95 % interval {rises[1]} to {rises[2]})."
+    )
+    yield (
+        f"Then {right(best[QUALITY], tables)} on the report split (95 % interval {low} to {high};"
+        f" {share(best['open_quality'])} with all heads)."
     )
     for example in tables["examples"].itertuples() if "answer" in tables["examples"] else ():
         known = isinstance(example.right_answer, str)
@@ -60,11 +67,11 @@ def say(tables: Tables) -> Iterator[str]:
             line += f" It was never trained on more than {example.trained_symbols} symbols."
         yield line
     wrong = tables["wrong"].drop_duplicates(HEAD).set_index(HEAD) if "wrong" in tables else None
-    for _, head in looks.head(NAMED).iterrows():
+    for (_, head), cost in zip(looks.head(NAMED).iterrows(), costs[0], strict=False):
         key = tuple(head[HEAD])
         line = f"{HeadId(*key)} {_look(head, tables['patterns'])}. Without it"
         if wrong is None:
-            yield f"{line} the loss rises by {number(head['loss_rise'], 3)}{unit}."
+            yield f"{line} the loss rises by {number(cost, 3)}{unit}."
             continue
         line += f" {head['turned_wrong']:.0f} of {head['examples']:.0f} examples turn wrong"
         if key in wrong.index:
@@ -72,6 +79,14 @@ def say(tables: Tables) -> Iterator[str]:
             said = _cut(example["said_without_it"] or "nothing", example["example"])
             line += f"; of {example['example']} it makes {said}"
         yield f"{line}."
+
+
+def costs_of(looks: pd.DataFrame, tables: Tables) -> np.ndarray:
+    """Return how much the loss on the score split rises without each of these heads, as moments (3, N); NaN if
+    removed."""
+    heads = tables["heads"]
+    costs = heads[(heads["scorer"] == REFERENCE) & (heads["draw"] == 0)].set_index(HEAD)[MOMENTS]
+    return costs.reindex(pd.MultiIndex.from_frame(looks[HEAD])).to_numpy().T
 
 
 def _cut(answer: str, example: str) -> str:
@@ -97,9 +112,13 @@ def _look(head: pd.Series, patterns: pd.DataFrame) -> str:
 
 
 def head_map(tables: Tables) -> Verdict:
-    """Return a decision for each head: it can go if it is prunable alone or was removed. Names say what it looks at."""
+    """Return a decision for each head: it can go if it is prunable alone or was removed, and is undecided if it costs
+    neither less nor more than the tolerance for sure. Names say what it looks at."""
     looks = tables["looks"]
+    tolerance = looks["tolerance"].iloc[0]
+    matters = prunable(costs_of(looks, tables) * [[-1.0], [1.0], [-1.0]], -tolerance)  # the same test, of the opposite
     heads = looks[[*HEAD, "score", "name"]].assign(stays=~(looks["removed"] | looks["prunable"]))
+    heads["undecided"] = heads["stays"] & ~matters
     heads["name"] = heads["name"].astype(object).fillna("").map(in_words).mask(looks["removed"], REMOVED)
     there = looks[~looks["removed"]]
     first, count = there.iloc[0], int(there["prunable"].sum())
@@ -110,19 +129,22 @@ def head_map(tables: Tables) -> Verdict:
         all_of_them = f" with all {count} closed" if count > 1 else " then"
         change = " as before" if share(whole) == share(left) else f", not {share(whole)}"
         title = f"{some} can be closed at almost no cost;{all_of_them} {right(left, tables)}{change}"
+    within = f"{tolerance:g}{in_unit(tables)}"
     meaning = (
-        f"Empty tiles with a whole line are heads whose ablation costs less than {first['tolerance']:g}"
-        f"{in_unit(tables)}, each alone, at 95 % confidence for all of these claims, on the score split; for the blue"
-        " ones there is no such confidence."
+        f"Blue tiles are heads that cost more than {within} when they alone are closed; empty tiles are heads that cost"
+        " less. Both are sure at 95 % confidence for all claims of a kind together, on the score split. Pale tiles with"
+        " a blue line are not decided: their cost is so near to it, or differs so much between examples, that both"
+        " are possible."
     )
-    return Verdict(heads, first["scorer"], title, meaning, together=False, tables=("looks",))
+    return Verdict(heads, first["scorer"], title, meaning, together=False, tables=("looks", "heads"))
 
 
 def headline(tables: Tables) -> list[Number]:
     """Return the number of prunable heads. Each of them is prunable alone, not all together."""
     looks = tables["looks"].query("not removed")
     beside = f"each costs less than {looks['tolerance'].iloc[0]:g}{in_unit(tables)}, at 95 % confidence"
-    return [Number("heads prunable alone", float(looks["prunable"].sum()), len(looks), "", 0.0, len(looks), beside)]
+    count, what = float(looks["prunable"].sum()), "heads that can be closed one at a time"
+    return [Number(what, count, len(looks), "", 0.0, len(looks), beside)]
 
 
 @needs("attention", "examples", "looks")
@@ -147,6 +169,12 @@ def attention_maps(tables: Tables) -> Iterator[Plot]:
             " up to 1. Above each its score and the pattern that it follows on the score split, if one is clear."
             f" {bold(looks, in_unit(tables))}"
         )
+        seen = maps[maps["weight"] > 0]
+        even = 1 / seen.groupby([*HEAD, "query"])["key"].transform("nunique")
+        if (apart := (seen["weight"] - even).abs().max()) < EVEN:
+            caption += (
+                f" All heads of this site look almost evenly: no weight is more than {apart:.2f} from an even one."
+            )
         yield Plot(f"attention-{example}-{site}", caption, figure)
 
 
@@ -204,7 +232,7 @@ def scale_of(attention: pd.DataFrame) -> dict[str, Any]:
 
 
 def bold(looks: pd.DataFrame, unit: str) -> str:
-    return f"Bold: heads that matter, whose closing alone costs {looks['tolerance'].iloc[0]:g}{unit} or may do so."
+    return f"Bold: heads that may matter: closing one of them alone may cost {looks['tolerance'].iloc[0]:g}{unit}."
 
 
 def name_of(head: pd.Series) -> str:
@@ -265,15 +293,18 @@ def head_profiles(tables: Tables) -> Plot | None:
             axes.text(most - 0.5 + 0.15 / cell, row, words, va="center", **look)
     matter = looks[~looks["prunable"]]
     clear = int(matter["pattern"].fillna("").ne("").sum())
-    figure.suptitle(
-        f"{clear or 'None'} of the {len(matter)} heads that matter follow{'s' * (clear == 1)} a clear pattern"
-    )
+    title = f"{clear or 'None'} of the {len(matter)} heads that may matter follow{'s' * (clear == 1)} a clear pattern"
+    names = there.loc[there["pattern"].fillna("") != "", "name"].value_counts()
+    if len(names) and names.iloc[0] > len(there) / 2:  # most do the same, and that is the news
+        title = f"{names.iloc[0]} of {len(there)} heads look mostly at the {names.index[0]}"
+    figure.suptitle(wrapped(title, 0.9 * figure.get_figwidth()))
     left_out = [SITES.get(site, site) for site in looks["site"].unique() if site not in panels]
     caption = (
-        "Where heads look: +19 means 19 percentage points more of its attention on the score split than a head pays"
-        f" that spreads it evenly; less than {100 * CLEAR:g} points have no number. At the right the score of the head"
-        f" by {looks['scorer'].iloc[0]}, and the pattern that names it: most of its largest weights are there, and"
-        f" {100 * ABOVE_CHANCE:g} % of the attention that is possible beyond chance. {bold(looks, in_unit(tables))}"
+        "Where heads look more than by chance: +19 means that a head pays 19 percentage points more of its attention to"
+        f" these places than a head that looks evenly at all. Less than {100 * CLEAR:g} points have no number. At the"
+        f" right stand the score of the head by {looks['scorer'].iloc[0]} and what it looks at, if that is clear: most"
+        " of its largest weights are there, and clearly more of its attention than by chance."
+        f" {bold(looks, in_unit(tables))}"
     )
     caption += f" Left out, because no head follows a pattern: {', '.join(left_out)}." if left_out else ""
     caption += f" The {len(looks)} heads of {len(there)} that matter most." if len(looks) < len(there) else ""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import numpy as np
 import pandas as pd
 
 from mhaprune.experiments.base import Experiment, Findings, Setup, with_proofs
@@ -119,14 +120,15 @@ def looks_table(
 
 def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
     """Return one row per head, for the model with this head closed: the quality and its interval, how many examples
-    turn wrong and how many turn right, and the rise of the loss."""
+    turn wrong and how many turn right (if an answer is right or wrong), and the rise of the loss."""
     exact_ME, loss_ME = (x.double().cpu().numpy() for x in (closed.quality, closed.loss))
-    rows = []
+    rows, yes_or_no = [], bool(np.isin(exact_ME, (0, 1)).all())
     for head, exact_E, loss_E in zip(heads, exact_ME[1:], loss_ME[1:], strict=True):
+        turned = {"turned_wrong": exact_E < exact_ME[0], "turned_right": exact_E > exact_ME[0]} if yes_or_no else {}
         rows.append(
             head_columns(head)
             | with_interval(QUALITY, exact_E, interval_for(QUALITY, exact_E))
-            | {"turned_wrong": int((exact_E < exact_ME[0]).sum()), "turned_right": int((exact_E > exact_ME[0]).sum())}
+            | {name: int(which_E.sum()) for name, which_E in turned.items()}
             | {"open_quality": exact_ME[0].mean(), "examples": len(exact_E)}
             | {"loss_rise": (loss_E - loss_ME[0]).mean()}
         )

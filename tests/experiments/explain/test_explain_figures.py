@@ -1,19 +1,27 @@
 """What the figures of `experiment=explain` show of a made-up model."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from matplotlib.colors import to_hex
 
 from mhaprune.experiments.explain.report import NO_PATTERN, attention_maps, head_profiles, scale_of
-from mhaprune.experiments.explain.study import Explain
+from mhaprune.experiments.explain.study import Explain, closed_table
+from mhaprune.heads import HeadId
 from mhaprune.reporting.heat_map import MISSING
 from mhaprune.reporting.plots import draw
 from mhaprune.tables import HEAD
 from support.figures import check_legible
 from support.made_tables import text_of
+
+
+class Answers(NamedTuple):
+    loss: torch.Tensor
+    quality: torch.Tensor
+
 
 HEADS = [("decoder_self", 0, 0), ("cross", 0, 0), ("cross", 0, 1)]
 NAMES = [("symbol to write", "=write"), ("", ""), ("everywhere", "")]
@@ -40,7 +48,8 @@ def tables() -> dict[str, pd.DataFrame]:
     ]
     examples = pd.DataFrame([{"example": 0, "source": "3 1", "answer": "1 3", "right_answer": "1 3"}])
     attention = pd.concat([attention_of(head) for head in HEADS], ignore_index=True)
-    return {"looks": looks, "patterns": pd.DataFrame(patterns), "attention": attention, "examples": examples}
+    tables = {"looks": looks, "patterns": pd.DataFrame(patterns), "attention": attention, "examples": examples}
+    return tables | {"heads": looks.assign(draw=0, stderr=0.01, skewness=0.0)}
 
 
 def attention_of(head: tuple[str, int, int], largest: float = 0.4, size: int = 4) -> pd.DataFrame:
@@ -66,7 +75,7 @@ def test_a_profile_shows_what_a_head_does_more_than_an_even_one_and_says_where_i
     found["patterns"].loc[cross, "mass"] = [0.26, 0.21]
     (profiles,) = draw((head_profiles,), found)
     check_legible(profiles)
-    assert profiles.figure.get_suptitle() == "1 of the 2 heads that matter follows a clear pattern"
+    assert profiles.figure.get_suptitle() == "1 of the 2 heads that may matter follows a clear pattern"
     said, columns, written, colours = [], [], [], []
     for axes in profiles.figure.axes:
         columns.append([" ".join(label.get_text().split()) for label in axes.get_xticklabels()])
@@ -133,3 +142,22 @@ def test_all_maps_share_a_scale_and_say_where_it_is_cut_and_what_is_forbidden_is
         assert bar.extend == extend
         check_legible(plot)
     assert NO_PATTERN in text_of(whole)
+
+
+def test_what_all_heads_do_is_said_once() -> None:
+    found = tables()
+    found["looks"] = found["looks"].assign(name="next", pattern="i+1")
+    (profiles,) = draw((head_profiles,), found)
+    assert profiles.figure.get_suptitle() == "3 of 3 heads look mostly at the next"
+    even = {"attention": pd.concat([attention_of(HEADS[1], 0.25), attention_of(HEADS[2], 0.3)])}
+    (cross,) = draw((attention_maps,), found | even)
+    assert "no weight is more than 0.05 from an even one" in cross.caption
+    assert not any("even one" in plot.caption for plot in draw((attention_maps,), found))
+
+
+def test_a_quality_that_is_no_yes_or_no_turns_nothing_wrong() -> None:
+    """Similarity falls a little without any head, so all examples would turn wrong."""
+    quality = torch.tensor([[0.9, 0.8], [0.8, 0.7]])
+    table = closed_table([HeadId("cross", 0, 0)], Answers(torch.zeros(2, 2), quality))
+    assert table["quality"].tolist() == pytest.approx([0.75])
+    assert "turned_wrong" not in table
