@@ -103,7 +103,7 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     named = (heads["name"] != "").any()
     longest = max(heads["name"].str.len().max(), 6)
     width = max(1.8 + (0.15 + SMALL_LETTER * longest) * columns, min(LETTER * len(title), LONGEST))
-    words = textwrap.fill(title, int(width / LETTER))
+    words = textwrap.fill(title.replace(" %", "\u00a0%"), int(width / LETTER))
     height = 1.15 + 0.2 * words.count("\n") + min(0.55 * len(rows), max(TALLEST, 0.26 * len(rows)))
     figure = Figure(figsize=(width, height))
     axes = figure.add_subplot()

@@ -285,7 +285,7 @@ def amount(value: float, decimals: int = 3) -> str:
 
 def wrapped(words: str, inches: float) -> str:
     """Return the words in lines of at most this width, at the size of a title; too long a word is broken."""
-    return textwrap.fill(words, max(int(inches / 0.085), 6), break_on_hyphens=False)
+    return textwrap.fill(words.replace(" %", "\u00a0%"), max(int(inches / 0.085), 6), break_on_hyphens=False)
 
 
 def elided(name: str, most: int = 28) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from mhaprune.reporting import plots
@@ -18,7 +19,7 @@ WHAT = {"encoder": "encoder", "decoder": "decoder, KV cache", "both": "encoder a
 SIZE = ["batch_size", "source_length", "target_length"]
 PART_COLOURS = {"attention": COLOURS[4], "feed_forward": COLOURS[5], "rest": CONTROL_COLOUR}
 BUILT: Any = {"color": "black", "marker": "_", "markersize": 11, "linestyle": ""}
-FRONT: Any = {"color": "black", "linewidth": 1, "marker": "o", "markersize": 10, "markerfacecolor": "none", "zorder": 1}
+NOISE = Line2D([], [], color=CONTROL_COLOUR, alpha=0.4, linewidth=7, label="noise: the whole model against itself")
 
 
 def say(tables: Tables) -> Iterator[str]:
@@ -26,11 +27,20 @@ def say(tables: Tables) -> Iterator[str]:
     if "speed" in tables:
         half = at_half(tables["speed"])
         best, least = half.loc[half["speedup"].idxmax()], half.loc[half["speedup"].idxmin()]
-        line = (
-            f"With {int(best['model_heads_removed'])} of {int(best['model_heads'])} heads removed greedy decoding is"
-            f" {best['speedup']:.2f} times as fast at {_where(best)}"
-        )
-        yield line + (f", and least at {_where(least)}: {least['speedup']:.2f} times." if len(half) > 1 else ".")
+        line = f"{_with_half(best)}, {timed_name(tables)} is {best['speedup']:.2f} times as fast at {_where(best)}"
+        if len(half) > 1:
+            if best["batch_size"] == least["batch_size"]:
+                line = line.removesuffix(f" {_batch(best)}")  # is said once, at the end
+            line += f" and {least['speedup']:.2f} times at {_where(least)}"
+        yield f"{line}."
+        for row in [best, least][: len(half)]:
+            line = f"At {_where(row)} it has {_quartiles(row, 'speedup')}, the whole model against itself"
+            line += f" {_quartiles(row, 'aa_ratio').removeprefix('quartiles ')}."
+            if row["speedup_q1"] > row["flop_ratio"]:
+                line += (
+                    f" By its operations it would be {row['flop_ratio']:.2f} times as fast: more is noise or caching."
+                )
+            yield line
         removed = tables["speed"].query("heads_removed > 0")
         ratios = removed["built_ratio"]
         yield (
@@ -53,16 +63,29 @@ def headline(tables: Tables) -> list[Number]:
 
 def at_half(speed: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that time whole answers, where the share of removed heads is nearest to one half."""
-    whole = speed[speed["what"] == ("both" if (speed["what"] == "both").any() else "decoder")]
+    whole = whole_answers(speed)
     off_half = (whole["model_heads_removed"] / whole["model_heads"] - 0.5).abs()
     return whole[off_half == off_half.min()]
 
 
+def whole_answers(speed: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that time whole answers: encoder and decoder together, or the only part that there is."""
+    return speed[speed["what"] == ("both" if (speed["what"] == "both").any() else "decoder")]
+
+
+def _with_half(row: pd.Series) -> str:
+    """Return the share of heads that stay in words: "With half of the heads"."""
+    left, total = int(row["model_heads"] - row["model_heads_removed"]), int(row["model_heads"])
+    return f"With {'half of the' if 2 * left == total else f'{left} of {total}'} heads"
+
+
 def _where(row: pd.Series) -> str:
-    """Return a size in words, with the quartiles of its speed-up and of the whole model timed against its copy."""
-    lengths = " → ".join(str(int(row[name])) for name in ("source_length", "target_length"))
-    size = f"d_model {int(row['timed_d_model'])}, batch {int(row['batch_size'])}, {lengths} tokens"
-    return f"{size} ({_quartiles(row, 'speedup')}; the whole model against itself {_quartiles(row, 'aa_ratio')})"
+    """Return a size in words."""
+    return f"width {int(row['timed_d_model'])} {_batch(row)}"
+
+
+def _batch(row: pd.Series) -> str:
+    return f"(batch {int(row['batch_size'])})"
 
 
 def judged(tradeoff: pd.DataFrame, tables: Tables) -> pd.DataFrame:
@@ -73,12 +96,9 @@ def judged(tradeoff: pd.DataFrame, tables: Tables) -> pd.DataFrame:
 
 
 def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
-    """Return in words the fastest model that loses at most 0.01 of quality on the choose split. Fastest means the
-    largest lower quartile of the speed-up, because the largest of many medians is large by luck."""
+    """Return in words the fastest model that loses at most 0.01 of quality on the choose split."""
     rows = judged(rows, tables)
-    dense, quality = rows[rows["heads_removed"] == 0].iloc[0], quality_name(tables)
-    good = rows[rows[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - 0.01]
-    best = good.loc[good["speedup_q1"].idxmax()]
+    dense, best, quality = rows[rows["heads_removed"] == 0].iloc[0], _fastest(rows), quality_name(tables)
     among = f"Of the trained model at batch {int(best['batch_size'])}, within 0.01 of {quality} on the choose split,"
     if best["heads_removed"] == 0:
         return f"{among} none is clearly faster than the whole one: the lower quartile of no speed-up is above 1."
@@ -93,14 +113,51 @@ def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
     )
 
 
+def _fastest(rows: pd.DataFrame) -> pd.Series:
+    """Return the fastest model that loses at most 0.01 of quality on the choose split. Fastest means the largest lower
+    quartile of the speed-up, because the largest of many medians is large by luck."""
+    dense = rows[rows["heads_removed"] == 0].iloc[0]
+    good = rows[rows[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - 0.01]
+    return good.loc[good["speedup_q1"].idxmax()]
+
+
 def _quartiles(row: pd.Series, name: str) -> str:
     return f"quartiles {row[f'{name}_q1']:.2f} to {row[f'{name}_q3']:.2f}"
 
 
 @needs("speed")
 def speedup_curves(tables: Tables) -> Plot:
-    """Draw speed-up against heads removed: a row each for encoder, decoder, both; a column per width; a line per
-    size."""
+    """Draw the speed-up of whole answers against heads removed: a panel per size of the input, a line per width. A
+    model without any head is left out, because it is useless and much faster."""
+    speed = tables["speed"]
+    lines = whole_answers(speed).query("model_heads_removed < model_heads")
+    sizes, widths = list(lines.groupby(SIZE, sort=False)), list(lines["timed_d_model"].unique())
+    xlabel = f"heads removed, of {int(speed['model_heads'].max())}"
+    figure, grid = plots.panelled(len(sizes), 3, (3.8, 3.0), (1.0, 1.2), xlabel, "times as fast", sharey=True)
+    for axes, (_, rows) in zip(grid, sizes, strict=True):
+        _draw_noise(axes, rows)
+        for n, width in enumerate(widths):
+            line, look = rows[rows["timed_d_model"] == width], plots.line_style(n)
+            plots.draw_curve(axes, line, "model_heads_removed", "speedup", QUARTILES, markersize=5, **look)
+        axes.set_xticks(sorted(rows["model_heads_removed"].unique()))
+        axes.set_title(_size(rows.iloc[0], speed))
+        axes.tick_params(labelbottom=True)
+    looks = [Line2D([], [], label=f"width {width}", **plots.line_style(n)) for n, width in enumerate(widths)]
+    half = at_half(speed)
+    gain = f"{half['speedup'].min():.2f} to {half['speedup'].max():.2f} times as fast"
+    plots.legend_above(figure, [*looks, NOISE], f"{_with_half(half.iloc[0])}, {timed_name(tables)} is {gain}")
+    caption = (
+        f"How many times as fast {timed_name(tables)} is when heads are really removed, evenly from all blocks, against"
+        " the whole model in turn. Bars are quartiles over rounds. Within the grey strip, the widest of all widths,"
+        " there is no difference to be seen. The model without any head is left out."
+    )
+    return Plot("speedup", caption, figure)
+
+
+@needs("speed")
+def speedup_by_part(tables: Tables) -> Plot:
+    """Draw speed-up against heads removed, beside models built small: a row each for encoder, decoder, both; a column
+    per width; a line per size."""
     speed = tables["speed"]
     rows, columns = _whats(speed), list(speed["timed_d_model"].unique())
     count, xlabel = len(rows) * len(columns), f"heads removed, of {int(speed['model_heads'].max())}"
@@ -108,8 +165,7 @@ def speedup_curves(tables: Tables) -> Plot:
     for i, axes in enumerate(grid):
         what, d_model = rows[i // len(columns)], columns[i % len(columns)]
         panel = speed[(speed["what"] == what) & (speed["timed_d_model"] == d_model)]
-        floor = panel["aa_ratio_q1"].min(), panel["aa_ratio_q3"].max()
-        axes.axhspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
+        _draw_noise(axes, panel)
         for n, (_, line) in enumerate(panel.groupby(SIZE, sort=False)):
             removed, look = line["model_heads_removed"], plots.line_style(n)
             plots.draw_curve(axes, line, "model_heads_removed", "speedup", QUARTILES, markersize=4, **look)
@@ -117,37 +173,43 @@ def speedup_curves(tables: Tables) -> Plot:
             axes.plot(removed, line["flop_ratio"], color=look["color"], linestyle=":", linewidth=1.2)
         axes.set_xticks(sorted(panel["model_heads_removed"].unique()))
         if i < len(columns):
-            axes.set_title(f"d_model {d_model}")
+            axes.set_title(f"width {d_model}")
         if i % len(columns) == 0:
             axes.set_ylabel(f"{WHAT[what]}\ntimes as fast")
+    ends = pd.concat([*(speed[f"speedup{end}"] for end in QUARTILES), speed["flop_ratio"], speed["aa_ratio_q1"]])
+    plots.scale_in_ratios(grid[0].yaxis, 0.95 * ends.min(), 1.05 * ends.max())
     sizes = speed.loc[speed["what"] == rows[-1], SIZE].drop_duplicates().itertuples()
     handles = [
         *(Line2D([], [], label=_size(s, speed), markersize=4, **plots.line_style(n)) for n, s in enumerate(sizes)),
         Line2D([], [], label="built with as few heads", **BUILT),
         Line2D([], [], color="#555555", linestyle=":", label="if time went by FLOPs"),
-        Line2D([], [], color=CONTROL_COLOUR, alpha=0.4, linewidth=7, label="noise: the whole model against itself"),
+        NOISE,
     ]
-    half = at_half(speed)
-    removed, heads = int(half["model_heads_removed"].max()), int(half["model_heads"].max())
-    gain = f"{half['speedup'].min():.2f} to {half['speedup'].max():.2f} times as fast"
-    plots.legend_above(figure, handles, f"With {removed} of {heads} heads removed, whole answers come {gain}")
+    ratio = tables["speed"].query("heads_removed > 0")["built_ratio"].median()
+    plots.legend_above(figure, handles, f"Removal takes {ratio:.2f} of the time of models built as small")
     caption = (
-        "Speed-up when heads are really removed, evenly from all blocks, against the whole model in turn; bars are"
-        " quartiles over rounds. A model built with as few heads from the start is the most that removal can reach."
-        " Once no cross-attention has a head the encoder need not run."
+        "Speed-up of each part when heads are really removed, evenly from all blocks, against the whole model in turn,"
+        " on a logarithmic axis; bars are quartiles over rounds. A stroke is a model built with as few heads, for"
+        " comparison. Once no cross-attention has a head the encoder need not run."
     )
-    return Plot("speedup", caption, figure)
+    return Plot("speedup_by_part", caption, figure)
+
+
+def _draw_noise(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw the strip within which the whole model lies when it is timed against itself."""
+    look: Any = {"color": CONTROL_COLOUR, "alpha": 0.25, "linewidth": 0}
+    axes.axhspan(rows["aa_ratio_q1"].min(), rows["aa_ratio_q3"].max(), **look)
 
 
 @needs("tradeoff")
 def accuracy_milliseconds(tables: Tables) -> Plot:
-    """Draw exact match against the speed-up of the trained model, with the Pareto front."""
+    """Draw exact match against the speed-up of the trained model, and name the points that no other beats."""
     tradeoff = judged(tables["tradeoff"], tables)
     best = tradeoff[QUALITY].max()
     tradeoff = tradeoff[tradeoff[QUALITY] >= best - abs(best) / 2]
     batches, names = list(tradeoff["batch_size"].unique()), list(tradeoff["scorer"].unique())
     labels = "times as fast", quality_name(tables)
-    figure, grid = plots.panelled(len(batches), 2, (4.4, 3.7), (0.8, 0.7), *labels, sharey=True)
+    figure, grid = plots.panelled(len(batches), 2, (4.4, 3.7), (0.8, 0.9), *labels, sharey=True)
     for axes, batch_size in zip(grid, batches, strict=True):
         models = tradeoff[tradeoff["batch_size"] == batch_size]
         whole = models[models["heads_removed"] == 0].iloc[0]
@@ -157,22 +219,34 @@ def accuracy_milliseconds(tables: Tables) -> Plot:
             style: Any = plots.line_style(i) | {"label": name, "linestyle": "", "elinewidth": 1, "capsize": 2}
             bars = plots.errors(points, "speedup", QUARTILES)
             axes.errorbar(points["speedup"], points[QUALITY], xerr=bars, markersize=5, **style)
-        front = models[models["on_front"]].sort_values("heads_removed").drop_duplicates("removed")
-        axes.plot(front["speedup"], front[QUALITY], label="Pareto front, with heads removed", **FRONT)
-        for i, (removed, x, y) in enumerate(zip(front["heads_removed"], front["speedup"], front[QUALITY], strict=True)):
-            place: Any = {"textcoords": "offset points", "ha": "center", "va": "bottom" if i % 2 else "top"}
-            axes.annotate(str(removed), (x, y), (0, 8 if i % 2 else -8), fontweight="bold", **place)
         axes.set_title(f"batch {batch_size}: whole model {whole['latency_ms']:.2f} ms")
         axes.margins(x=0.1, y=0.12)
         axes.tick_params(labelbottom=True)
-    plots.legend_above(figure, grid[0])
+        where: Any = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontweight": "bold"}
+        for removed, *place in unbeaten(models)[["heads_removed", "speedup", QUALITY]].itertuples(index=False):
+            axes.annotate(str(removed), tuple(place), (0, 6), **where)
+    fastest = [_fastest(rows) for _, rows in tradeoff.groupby("batch_size", sort=False)]
+    gains = (f"{row['speedup']:.2f} times as fast at batch {row['batch_size']}" for row in fastest)
+    title = f"Within 0.01 of {quality_name(tables)}: {' and '.join(gains)}"
+    plots.legend_above(figure, [*grid[0].get_legend_handles_labels()[0], NOISE], title)
     caption = (
         f"{quality_name(tables).capitalize()} of the model on the report split against how many times as fast"
-        f" {timed_name(tables)} is with heads really removed; models that keep less than half of it are left out. Rings"
-        " and line are the Pareto front as the choose split has it; bars are quartiles over rounds. Within the grey"
-        " strip there is no difference to be seen."
+        f" {timed_name(tables)} is with heads really removed; models that keep less than half of it are left out."
+        " Numbers are the heads removed from models that no other beats in both. Bars are quartiles over rounds; within"
+        " the grey strip there is no difference to be seen."
     )
     return Plot("tradeoff", caption, figure)
+
+
+def unbeaten(models: pd.DataFrame) -> pd.DataFrame:
+    """Return the models that no other beats in both speed and quality on the report split, the fastest first. Of those
+    that are almost equal in both, only the fastest is returned: their names would cover each other."""
+    order = models.sort_values(["speedup", QUALITY], ascending=False, kind="stable")
+    front = order[order[QUALITY] > order[QUALITY].cummax().shift(fill_value=-math.inf)]
+    room = 0.06 * np.ptp(models[["speedup", QUALITY]].to_numpy(), axis=0)
+    places = front[["speedup", QUALITY]].to_numpy()
+    apart = [bool((np.abs(place - places[:i]) > room).any(axis=1).all()) for i, place in enumerate(places)]
+    return front[apart].drop_duplicates("heads_removed", keep="last")
 
 
 @needs("parts")

@@ -17,6 +17,7 @@ from mhaprune.model.network import Transformer
 from mhaprune.progress import Stages, doing
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.removal import prune, time_removed
+from mhaprune.reporting.plots import appendix
 from mhaprune.schedules.budgets import heads_to_remove
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.settings.ranges import Ge, Sizes, Within
@@ -55,7 +56,12 @@ class Speed(HeadBudgets):
     question = "How much faster is the model with fewer heads, and at which size?"
     then = "`experiment=ablate` shows which heads can be removed, and what that costs."
     tables = ("speed", "parts", "tradeoff", "pruning", "training")
-    figures = (report.speedup_curves, report.accuracy_milliseconds, report.time_by_part)
+    figures = (
+        report.speedup_curves,
+        report.accuracy_milliseconds,
+        report.time_by_part,
+        appendix(report.speedup_by_part),
+    )
     stages: ClassVar[Stages] = {"sizes": 125, "trained model": 23, "prove": 1}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from mhaprune.experiments.base import figures_of
-from mhaprune.experiments.speed.report import at_half
+from mhaprune.experiments.speed.report import at_half, unbeaten
 from mhaprune.experiments.speed.study import Speed, on_front
 from mhaprune.model.network import Transformer
 from mhaprune.runs.run import build
@@ -182,3 +182,25 @@ def test_a_model_without_encoder_layers_has_a_decoder_only() -> None:
     lengths = Speed(batch_sizes=(2,), source_lengths=(3, 4), target_lengths=(5, 6))
     works = [(work.what, work.source_length, work.target_length) for work in lengths.workloads(Transformer())]
     assert len(works) == len(set(works)) == 2 * (1 + 2 * 2)
+
+
+def test_what_no_other_beats_is_named_once_where_names_have_room() -> None:
+    models = [(0, 1.0, 0.9), (1, 1.2, 0.95), (2, 1.21, 0.949), (3, 1.1, 0.8), (4, 2.0, 0.5)]
+    assert unbeaten(pd.DataFrame(models, columns=["heads_removed", "speedup", "quality"]))[
+        "heads_removed"
+    ].tolist() == [4, 2]
+
+
+def test_the_useless_model_without_heads_squeezes_no_curve_and_more_than_operations_allow_is_called_noise() -> None:
+    tables = made_up()
+    none_left = tables["speed"]["model_heads_removed"] == 5
+    tables["speed"].loc[none_left, ["model_heads_removed", "speedup", "flop_ratio"]] = 6, 99.0, 99.0
+    figures = {plot.name: plot for plot in figures_of(Speed, tables)}
+    assert figures["speedup"].figure.axes[0].get_ylim()[1] < 4
+    assert len(figures["speedup"].figure.axes) == 1, "one size of input; encoder and decoder alone are in the appendix"
+    assert [figures[name].appendix for name in ("speedup", "speedup_by_part")] == [False, True]
+    assert not any("noise or caching" in line for line in Speed.say(tables))
+    tables["speed"]["flop_ratio"] = np.where(tables["speed"]["timed_d_model"] == 24, 2.5, 9.0)
+    (line,) = (line for line in Speed.say(tables) if "noise or caching" in line)
+    assert line.startswith("At width 24")
+    assert "2.50 times" in line
