@@ -44,15 +44,18 @@ def head_scores(tables: Tables) -> Plot | None:
     first = [i for i, block in enumerate(blocks) if i == 0 or blocks[i - 1] != block]
     named = thinned([blocks[i] for i in first], int(height / 0.16))
     axes.set_yticks(np.add(first, [*first[1:], len(blocks)]) / 2 - 0.5, named)
-    axes.tick_params(axis="y", length=0)
+    if fits:
+        axes.set_yticks(range(len(scores)), scores.index.get_level_values("head"), minor=True)
+    axes.tick_params(axis="y", which="both", length=0)
+    axes.tick_params(axis="y", which="major", pad=20 if fits else 3.5)  # beside the numbers of the heads
     for i in first[1:]:
         axes.axhline(i - 0.5, color="black", linewidth=0.6)
-    axes.set(ylabel="a row per head")
+    axes.set(ylabel="" if fits else "a row per head")
     scorer = REFERENCE if REFERENCE in percent else names[0]
     high = int((percent[scorer] >= 10).sum())
     title = f"{high} of {len(percent)} heads reach a tenth of the largest score by {elided(scorer)}"
     figure.suptitle(wrapped(title, 0.9 * figure.get_figwidth()), fontsize=10)
-    bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02, aspect=30, ticks=[0, 1, 10, 50, 100])
+    bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, aspect=40, ticks=[0, 1, 10, 50, 100])
     bar.set_label("% of the scorer's largest score")
     bar.ax.minorticks_off()
     bar.outline.set_visible(False)

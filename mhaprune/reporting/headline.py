@@ -63,7 +63,10 @@ class Number(NamedTuple):
             return f"{self.value:g} of {self.whole:g}"
         if (self.least, self.most) == (0, 1):
             return f"{100 * self.value:.1f} %"
-        return f"{self.value:,.{2 if abs(self.value) < 10 else 0 if self.value.is_integer() else 1}f}"
+        decimals = (
+            2 if self.whole == 1 and abs(self.value) < 10 else 0 if self.value.is_integer() else 1
+        )  # 2 of a ratio
+        return f"{round(self.value, decimals) + 0.0:,.{decimals}f}".replace("-", "−")
 
 
 def share_number(what: str, value: float, whole: float = math.nan, after: str = "", beside: str = "") -> Number:
@@ -99,7 +102,8 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
             axes.set_xlabel(across.name if i == len(rows) - 1 else "")
             own = numbers[numbers["what"] == what]
             low, high = room_for(pd.concat([own["value"], own["whole"]]).dropna(), ends)
-            axes.set_ylim(max(low, -0.06 * high) if own["least"].min() == 0 else low, high)  # no number below 0
+            low = max(low, -0.06 * high) if own["least"].min() == 0 else low  # no number below 0
+            axes.set_ylim(low, min(high, own["most"].max() + 0.04 * (high - low)))  # a mark at the most is whole
     styles = {} if colours is ALL_RUNS else colours.styles
     legend = [
         Line2D([], [], label=f"{colours.name}={value}", markersize=6, linestyle="", **style)
@@ -112,15 +116,21 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
 
 def _comparable(numbers: pd.DataFrame) -> pd.DataFrame:
     """Leave out numbers that are missing in some runs: their mean would cover only the successful ones. Turn counts
-    into shares where the runs have different totals: 48 of 96 heads and 6 of 12 are both 0.5."""
+    into shares where the runs have different totals: 48 of 96 heads and 6 of 12 are both 0.5. A count is not compared
+    with the whole model: all of its heads are no result."""
     missing = numbers["value"].isna().groupby([numbers["what"], numbers["after"]]).transform("any")
     numbers = numbers[~missing]
     counted = numbers["most"] == numbers["whole"]
     totals = numbers["whole"].groupby(numbers["what"])
     differ = counted.groupby(numbers["what"]).transform("all") & (totals.transform("nunique") > 1)
     shares = numbers.assign(
-        what="share of " + numbers["what"], value=numbers["value"] / numbers["whole"], whole=1.0, least=0.0, most=1.0
+        what="share of " + numbers["what"],
+        value=numbers["value"] / numbers["whole"],
+        whole=math.nan,
+        least=0.0,
+        most=1.0,
     )
+    numbers = numbers.assign(whole=numbers["whole"].mask(counted & (numbers["whole"] > 1)))
     return shares.where(differ, numbers)
 
 
@@ -139,7 +149,8 @@ def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) ->
                 continue
             place = across.values.index(value) + dodge * (i - (len(colours.values) - 1) / 2)
             means[place] = runs["value"].mean()
-            axes.hlines(runs["whole"].mean(), place - dodge / 2, place + dodge / 2, zorder=1, **WHOLE)
+            if runs["whole"].notna().any():
+                axes.hlines(runs["whole"].mean(), place - dodge / 2, place + dodge / 2, zorder=1, **WHOLE)
             if len(runs) == 1:
                 axes.scatter([place], runs["value"], s=34, linewidth=0, zorder=3, **style)
                 continue
@@ -172,6 +183,7 @@ def _caption(numbers: pd.DataFrame, settings: Sequence[Setting]) -> str:
     if _repeated(numbers, settings):
         caption += ": a small mark per run, a large one for the mean of three or more that differ only in their"
         caption += " seed, with its 95 % interval"
+        caption += "; the line joins the means" if settings and settings[0].numeric else ""
     return caption + ("." if numbers["whole"].isna().all() else "; grey is the whole model.")
 
 
@@ -209,7 +221,8 @@ def _mean(runs: pd.DataFrame) -> str:
     ratios = bool(np.isinf(runs["most"]).all()) and runs["value"].max() < 10
     said = share if (runs["most"] == 1).all() else "{:.2f}".format if ratios else "{:.3g}".format
     if len(runs) < LEAST_RUNS:
-        return " and ".join(map(said, runs["value"]))
+        values = list(dict.fromkeys(map(said, runs["value"])))  # equal values once
+        return " and ".join(values) + " each" * (len(values) < len(runs))
     within = [_within(runs, interval) for interval in (student_interval, prediction_interval)]
     mean, low, high, least, most = map(said, [runs["value"].mean(), *within[0], *within[1]])
     return f"{mean} ({low} to {high}; new run {least} to {most})"

@@ -24,10 +24,15 @@ def share(value: float) -> str:
     return f"{number(100 * value, 1)} %" if 0 <= value <= 1 else number(value, 3)
 
 
-def right(value: float, tables: Tables) -> str:
-    """Return a quality as a clause: `99.2 % of the answers are right`; another quality by its name."""
+def right(value: float, tables: Tables, still: str = "") -> str:
+    """Return a quality as a clause: `99.2 % of the answers are right`; another quality by its name. The word `still `
+    may stand before the end."""
     name = quality_name(tables)
-    return f"{share(value)} of the answers are right" if name == "exact match" else f"{name} is {share(value)}"
+    return (
+        f"{share(value)} of the answers are {still}right"
+        if name == "exact match"
+        else f"{name} is {still}{share(value)}"
+    )
 
 
 def as_fast(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:

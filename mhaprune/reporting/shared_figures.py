@@ -28,6 +28,8 @@ from mhaprune.tables import (
 
 MOST_LINES = 12
 """Largest number of lines in one panel."""
+MOST_IN_TITLE = 4
+"""Largest number of scorers in the title of a figure, the best first."""
 
 
 @needs("heads", "agreement")
@@ -42,6 +44,7 @@ def agreement(tables: Tables) -> Plot | None:
     sites = list(dict.fromkeys([*SITES, *heads["site"]]))  # mhaprune's own sites keep their colours
     label = f"ablation: rise of the loss{in_brackets(tables)}"
     figure, grid = plots.panelled(len(others), 4, (3.4, 3.6), (1.2, 0.3), "", label, sharey=True)
+    rhos = {name: with_reference(pairs, name) for name in others}
     for axes, name in zip(grid, others, strict=True):
         scores = heads[heads["scorer"] == name].set_index(HEAD)["score"]
         for i, site in enumerate(sites):
@@ -51,14 +54,17 @@ def agreement(tables: Tables) -> Plot | None:
                 style: Any = {"color": COLOURS[i % len(COLOURS)], "fmt": MARKERS[i % len(MARKERS)], "markersize": 5}
                 bars = [y["score"] - low, high - y["score"]]
                 axes.errorbar(x, y["score"], bars, label=SITES.get(site, site), elinewidth=1, **style)
-        rho = with_reference(pairs, name)
+        rho = rhos[name]
         title = "no rank correlation" if isnan(rho) else f"Spearman ρ = {plots.number(rho, 2)}"
         axes.set(title=title, xlabel=plots.wrapped(f"rank by {name}", 3.2))
         axes.tick_params(labelbottom=True)
     near_zero = max(costs.abs().quantile(0.25), 1e-3 * costs.abs().max(), 1e-6)
     grid[0].set_yscale("symlog", linthresh=10.0 ** np.ceil(np.log10(near_zero)))
     plots.plain_ticks(grid[0].yaxis)
-    plots.legend_above(figure, grid[0])
+    best = max(rhos, key=lambda name: -2 if isnan(rhos[name]) else rhos[name])
+    order = f"{best} orders the heads most like ablation" if len(others) > 1 else f"How {best} orders the heads"
+    title = order if isnan(rhos[best]) else f"{order}: rank correlation {plots.number(rhos[best], 2)}"
+    plots.legend_above(figure, grid[0], title)
     caption = (
         "What closing each head really costs against its rank by another score, the most important one at the right;"
         " the axis is in proportion near 0 and logarithmic beyond, bars are 95 % intervals over examples, where there"
@@ -86,7 +92,12 @@ def compare_curves(tables: Tables) -> Plot | None:
         axes.set(ylim=(-0.03, 1.03), xticks=(0, 0.25, 0.5, 0.75, 1), xticklabels=("0", "", "0.5", "", "1"))
         axes.set_title(name, fontsize=12 if few else 10)
     lines = {line.get_label(): line for axes in grid for line in axes.get_lines()}
-    plots.legend_above(figure, [lines[label] for label in styles if label in lines])
+    half = pruning["fraction_removed"].sub(0.5).abs()
+    near = pruning[half == half.groupby([pruning[SETTING], pruning["scorer"]]).transform("min")]
+    means = near.groupby("scorer")[QUALITY].mean().sort_values(ascending=False, kind="stable")[:MOST_IN_TITLE]
+    title = f"Mean {quality_name(tables)} without half of the heads: "
+    title += ", ".join(f"{name} {plots.number(mean, 2)}" for name, mean in means.items())
+    plots.legend_above(figure, [lines[label] for label in styles if label in lines], title)
     caption = f"{quality_name(tables).capitalize()} on the report split against the share of heads removed, by scorer."
     if (pruning.groupby(SETTING)[LABEL].nunique() > 1).any():
         caption += " Lines are means over runs that differ only in their seed, a small point each; with three runs or"

@@ -120,7 +120,7 @@ def test_of_two_runs_there_are_the_values_and_no_interval() -> None:
     )
     assert exact.startswith("Exact match: 99.0 % and 98.0 % with")
     same = frame.assign(value=0.5)[lambda rows: rows["what"] == "exact match"]
-    assert next(means_in_words(same[same["num_heads"] == "2"], [])) == "Exact match: 50.0 % and 50.0 %."
+    assert next(means_in_words(same[same["num_heads"] == "2"], [])) == "Exact match: 50.0 % each."
     axes_of = drawn(frame, "num_heads").figure.axes
     bars = [found for axes in axes_of for found in axes.collections if isinstance(found, LineCollection)]
     assert all(len(np.unique(np.asarray(bar.get_segments())[..., 1])) == 1 for bar in bars), "no interval is drawn"
@@ -198,3 +198,29 @@ def test_names_of_ticks_do_not_touch() -> None:
         boxes = [text.get_window_extent() for text in axes.get_xticklabels() if text.get_text()]
     assert 3 <= len(boxes) < 20
     assert all(right.x0 > left.x1 for left, right in pairwise(boxes))
+
+
+def test_the_whole_model_is_drawn_only_where_it_is_a_result_and_no_share_is_above_1() -> None:
+    """That all heads of the whole model are there is no result."""
+    counts, exact = drawn(numbers(seeds=3), "num_heads").figure.axes[:2]
+    wholes = [
+        [found for found in axes.collections if isinstance(found, LineCollection) and found.get_linewidths()[0] > 1.5]
+        for axes in (counts, exact)
+    ]
+    assert not wholes[0]
+    assert wholes[1]
+    assert max(tick for tick in exact.get_yticks() if tick <= exact.get_ylim()[1]) <= 1
+    assert "the line joins the means" in drawn(numbers(seeds=3), "num_heads").caption
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (Number("points", -0.06), "−0.1"),
+        (Number("points", -0.01), "0.0"),
+        (Number("times as fast", 1.344, 1.0), "1.34"),
+        (Number("steps", 1200.0), "1,200"),
+    ],
+)
+def test_a_number_has_a_real_minus_and_two_decimals_if_it_is_a_ratio(number: Number, shown: str) -> None:
+    assert number.large == shown

@@ -21,6 +21,7 @@ from mhaprune.tables import (
     QUALITY,
     QUARTILES,
     REFERENCE,
+    SURE,
     Tables,
     by_block,
     candidates,
@@ -34,17 +35,18 @@ from mhaprune.tables import (
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Yield sentences: how many heads can be removed, which heads, the speed-up, and what is uncertain."""
+    """Yield sentences: how many heads can be removed, the speed-up, which heads, and what is uncertain."""
     summary, units = tables["summary"], unit_name(tables)
     plain = summary["recovery"] == NOTHING
     recovered, best = summary[~plain].to_dict("records"), most_removed(summary[plain]).to_dict()
     total, dense = int(best["heads_total"]), best["dense_quality"]
     if best["heads_removed"] > 0:
         yield (
-            f"{int(best['heads_removed'])} of {total} {units} can be removed{surely_words(best)}:"
-            f" {right(best[QUALITY], tables)} on the report split ({share(dense)} with all {units})."
+            f"{int(best['heads_removed'])} of {total} {units} can be removed: {right(best[QUALITY], tables, 'still ')}"
+            f" ({share(dense)} with all {units})."
         )
-        yield f"{_which(best)} All others are kept."
+        if surely_words(best):
+            yield f"At 95 % confidence {int(best[SURE]) or 'none'} can be removed."
         yield as_fast(best, tables)
     else:
         yield (
@@ -55,18 +57,22 @@ def say(tables: Tables) -> Iterator[str]:
         if row["heads_removed"]:
             yield (
                 f"After {row['recovery']} {int(row['heads_removed'])} can be removed{surely_words(row)}:"
-                f" {right(row[QUALITY], tables)}. {_which(row)} {as_fast(row, tables)}"
+                f" {right(row[QUALITY], tables)}. {as_fast(row, tables)}"
             )
         else:
             yield f"After {row['recovery']} none can be removed."
+    for row in (best, *recovered):
+        if row["heads_removed"]:
+            yield _which(row)
     sure = any(surely_words(row) for row in (best, *recovered) if row["heads_removed"])
     yield from caveats(tables, sure, best["tolerance"], "recovered")
 
 
 def _which(row: dict[Any, Any]) -> str:
     """Return a sentence that names the removed heads."""
-    names = by_block(head_names(row["removed"]))
-    return f"They are, as chosen by {row['scorer']} (site.layer: heads, counted from 0), {names}."
+    names, after = by_block(head_names(row["removed"])), row["recovery"]
+    which = "The heads removed" if after == NOTHING else f"Those before {after}"
+    return f"{which}, as chosen by {row['scorer']} (site.layer: heads, counted from 0): {names}."
 
 
 def head_map(tables: Tables) -> Verdict:
@@ -162,7 +168,7 @@ def latency_curves(tables: Tables) -> Plot | None:
         marked.setdefault((row := most_removed(rows))["heads_removed"], (row, str(recovery)))
     for row, recovery in marked.values():
         words = f"{row['speedup']:.2f} times{'' if recovery == NOTHING else f', {recovery}'}"
-        side: Any = {"ha": "right", "va": "bottom"} if row["heads_removed"] > 0.6 * total else {"va": "top"}
+        side: Any = {"ha": "right", "va": "bottom"} if row["heads_removed"] > 0.8 * total else {"va": "top"}
         where = (-4, 6) if "ha" in side else (5, -5)
         look = {"textcoords": "offset points", "fontweight": "bold", **side}
         axes.annotate(words, (row["heads_removed"], row["speedup"]), where, **look)

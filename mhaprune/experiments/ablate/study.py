@@ -52,7 +52,13 @@ class Ablate(HeadBudgets, WithinTolerance):
         " smaller models and saves them."
     )
     tables = ("summary", "heads", "pruning", "recovered", "agreement", "latency", "answers", "training")
-    figures = (report.accuracy_curves, head_scores, agreement, report.latency_curves, appendix(training_curve))
+    figures = (
+        report.accuracy_curves,
+        agreement,
+        report.latency_curves,
+        appendix(head_scores),
+        appendix(training_curve),
+    )
     figures_over_runs = (compare_curves,)
     stages: ClassVar[Stages] = {"score": 1, "prune": 5, "time": 5, "recover": 3, "prove": 0.3}
     say = staticmethod(report.say)

@@ -1,7 +1,7 @@
 """The report of `experiment=compare`: how good is each score or search, and at what cost?"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, elided, needs, number
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.shared_figures import setting_names
 from mhaprune.statistics.intervals import LEAST_RUNS, student_interval
-from mhaprune.tables import CHOOSE_QUALITY, ENDS, LABEL, SETTING, UNINFORMED, Tables, quality_name
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, LABEL, QUALITY, SETTING, UNINFORMED, Tables, quality_name
 
 MOST_NAMES = 6
 """Largest number of methods to name in one sentence."""
@@ -29,21 +29,22 @@ def say(tables: Tables) -> Iterator[str]:
     """Yield sentences about the best method on the choose split, at any cost and within few passes. They name the
     methods that tie with it on the report split, the cheapest of the best and the tied methods, and the methods that
     are better on the report split at 95 % confidence."""
-    quality = quality_name(tables)
+    quality, costs = quality_name(tables), passes(tables["methods"].set_index("scorer")).round()
     for _, row in tables["winner"].drop_duplicates("choice").iterrows():
-        limit, first, count = limit_words(row["most_passes"]), row["first"], round(passes(row))
-        tied, better = (_names(row[column]) for column in ("tied", "better"))
+        limit, first = limit_words(row["most_passes"]), row["first"]
+        tied, better = _listed(row["tied"]), _some(_listed(row["better"]))
         if tied:
-            yield (
-                f"No winner {limit}: {first} is first on the choose split, but on the report split these differ from it"
-                f" by less than the noise in {quality}: {tied}."
-            )
+            equal = costs[[first, *tied]].sort_values(kind="stable")
+            named = [
+                f"{name} ({_passes(cost) if i == 0 else f'{cost:,g}'})" for i, (name, cost) in enumerate(equal.items())
+            ]
+            yield f"{len(equal)} methods choose equally well {limit}: {_some(named)}; {row['choice']} is the cheapest."
+            yield f"On the choose split {first} is first; on the report split all are within its noise in {quality}."
         else:
             yield f"{first} does best on the choose split {limit}."
         regret, low, high = (number(100 * row[f"{REGRET}{end}"], 1) for end in ENDS)
-        it = f"None of these is cheaper than {row['choice']}, which costs" if tied else "It costs"
         yield (
-            f"{it} {count} {'pass' if count == 1 else 'passes'} (a backward pass counts two). On the report split its"
+            f"{row['choice']} costs {_passes(round(passes(row)))} (a backward pass counts two). On the report split its"
             f" heads lose {regret} points of {quality} (95 % interval {low} to {high}) against the best subset"
             f"{'' if row['oracle'] == 'exact' else ' found'}, on average over the budgets."
         )
@@ -51,9 +52,16 @@ def say(tables: Tables) -> Iterator[str]:
             yield f"Surely better on the report split than {first}: {better}."
 
 
-def _names(cell: object) -> str:
-    """Return the first `MOST_NAMES` names that a cell lists, and the number of further names."""
-    names = cell.split(", ") if isinstance(cell, str) and cell else []
+def _passes(count: float) -> str:
+    return f"{count:,g} {'pass' if count == 1 else 'passes'}"
+
+
+def _listed(cell: object) -> list[str]:
+    return cell.split(", ") if isinstance(cell, str) and cell else []
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first `MOST_NAMES` names and the number of further names."""
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} others" if more > 0 else "")
 
@@ -115,6 +123,11 @@ def regret_map(tables: Tables) -> Plot | None:
     regrets = 100 * regrets.reindex(methods["scorer"])[[n for n in regrets if 0 < n < total]]
     if regrets.empty:
         return None
+    pruning = tables["pruning"].dropna(subset=[REGRET])
+    best = (pruning[QUALITY] + pruning[REGRET]).groupby(pruning["heads_removed"]).max()  # of the best set of each size
+    whole = tables["pruning"].loc[tables["pruning"]["heads_removed"] == 0, QUALITY].max()
+    hopeless = [n for n in regrets if best.get(n, np.inf) < whole / 2]
+    regrets[hopeless] = np.nan
     rows, width = len(regrets), max(0.48 * regrets.shape[1], 2.4)
     figure = Figure(figsize=(1.8 + width + 3.4, 1.5 + 0.31 * rows))
     left, right = figure.subplots(1, 2, width_ratios=[width, 2.4])
@@ -126,7 +139,7 @@ def regret_map(tables: Tables) -> Plot | None:
     lost = np.where(np.abs(values) >= 0.5, values, np.nan)
     heat_map(left, np.maximum(values, 0), **names, write=partial(number, decimals=0), written=lost, **colours)
     left.set(xlabel=f"heads removed, of {total}", title=f"points of {quality_name(tables)} lost")
-    good = int((methods[REGRET] < 0.01).sum())
+    good = int((regrets.mean(axis=1) < 1).sum())
     figure.suptitle(f"{good} of {rows} methods choose heads within a point of the best choice")
     for label, name in zip(left.get_yticklabels(), regrets.index, strict=True):
         label.set_fontweight("bold" if name in chosen else "normal")
@@ -150,6 +163,10 @@ def regret_map(tables: Tables) -> Plot | None:
         " the right the mean over the budgets with its 95 % interval (a control far outside has a number only) and what"
         " the choices cost, in forward passes over the score split; a backward pass counts two."
     )
+    if hopeless:
+        caption += (
+            " Grey columns: there even the best subset keeps less than half of it, and the title leaves them out."
+        )
     if chosen:
         which = [f"{row.choice} {limit_words(row.most_passes)}" for row in tables["winner"].itertuples()]
         caption += f" In bold is the cheapest of those that do best, and so is chosen: {' and '.join(which)}."

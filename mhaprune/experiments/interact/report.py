@@ -45,9 +45,11 @@ def say(tables: Tables) -> Iterator[str]:
     yield (
         f"{more or 'None'} of {len(pairs)} pairs of heads {STAND_IN}: together they cost at least"
         f" {pairs['tolerance'].iloc[0]:g}{unit} more than the sum of both alone, at 95 % confidence for all pairs"
-        f" together. {less or 'None'} {TOGETHER}: they cost as much less. {full or 'None'} cost less by saturation: one"
-        f" of the two alone already leaves at most half of {quality_name(tables)}, so the loss cannot rise much more."
+        f" together. {less or 'None'} {TOGETHER}: they cost as much less."
     )
+    if full:
+        half = "half of the answers" if quality_name(tables) == "exact match" else f"half of {quality_name(tables)}"
+        yield f"{full} pair{'s' * (full > 1)} cannot be judged: one of the two heads alone already spoils {half}."
     for scorer, rows in tables["together"].groupby("scorer", sort=False):
         half = half_of(rows)
         yield (
@@ -67,10 +69,10 @@ def half_of(rows: pd.DataFrame) -> pd.Series:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """Return the shares of pairs that stand in for each other and that work together."""
+    """Return the numbers of pairs that stand in for each other and that work together."""
     kinds = tables["pairs"]["kind"]
     return [
-        Number(f"% of pairs that {kind}", 100 * float((kinds == kind).mean()), least=0.0, most=100.0)
+        Number(f"pairs of heads that {kind}", float((kinds == kind).sum()), len(kinds), "", 0.0, len(kinds))
         for kind in (STAND_IN, TOGETHER)
     ]
 
@@ -96,13 +98,18 @@ def interactions(tables: Tables) -> Plot | None:
         if {a, b} <= involved:
             column, row = sorted((place[a], place[b]))
             values[row, column], full[row, column] = cost if kind in (STAND_IN, TOGETHER) else np.nan, kind == BROKEN
-    values, full = values[1:, :-1], full[1:, :-1]  # a triangle without its empty row and column
+    some = ~np.isnan(values) | full
+    rows, columns = some.any(axis=1), some.any(axis=0)  # a triangle without its empty rows and columns
+    values, full = values[rows][:, columns], full[rows][:, columns]
     cell = min(CELL, LARGEST / len(heads))
-    figure = Figure(figsize=(3.4 + cell * len(heads), max(2.2 + cell * len(heads), 4.0)))
+    figure = Figure(figsize=(3.8 + cell * values.shape[1], max(2.6 + cell * values.shape[0], 4.0)))
     axes = figure.add_subplot()
     top = float(np.nanmax(np.abs(values)))
     norm = FuncNorm((lambda x: np.sign(x) * np.abs(x) ** 0.5, lambda x: np.sign(x) * x**2), -top, top)
-    names: Any = {"rows": [head.label for head in heads[1:]], "columns": [head.label for head in heads[:-1]]}
+    names: Any = {
+        which: [head.label for head, is_shown in zip(heads, shown, strict=True) if is_shown]
+        for which, shown in (("rows", rows), ("columns", columns))
+    }
     write = signed if cell == CELL else None
     image = heat_map(axes, values, **names, cmap=EXTRA_COST, norm=norm, aspect="equal", write=write)
     axes.set_facecolor("white")

@@ -51,7 +51,8 @@ def headline(tables: Tables) -> list[Number]:
     """Return two numbers: the steps to the target, NaN if it is not reached, and the quality at the end."""
     row = tables["reached"].iloc[0]
     steps = float(row["steps"]) if row["reached"] else math.nan
-    return [Number("steps to the target", steps, least=0.0), share_number("exact match at the end", row[LAST])]
+    end = share_number("exact match at the end", row[LAST], beside="on the valid split")
+    return [Number("steps to the target", steps, least=0.0), end]
 
 
 def over_runs(tables: Tables) -> Iterator[str]:

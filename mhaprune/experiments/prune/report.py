@@ -13,7 +13,7 @@ from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, needs, wrapped
 from mhaprune.reporting.sentences import as_fast, right, share
-from mhaprune.tables import HEAD, NOTHING, QUALITY, Tables, block_order, by_block, head_names, quality_name
+from mhaprune.tables import HEAD, NOTHING, QUALITY, SURE, Tables, block_order, by_block, head_names, quality_name
 
 CONTROL: Any = {"color": CONTROL_COLOUR, "linewidth": 4, "alpha": 0.45, "solid_capstyle": "round", "zorder": 1.5}
 """The line style of the control: broad and behind the other curves, because they often coincide."""
@@ -25,14 +25,17 @@ def say(tables: Tables) -> Iterator[str]:
     best = most_removed(smallest[~smallest["control"]])
     kept, total, dense = int(best["heads_kept"]), int(best["heads_total"]), share(best["dense_quality"])
     if best["heads_removed"]:
-        recovered = "" if best["recovery"] == NOTHING else f" after {best['recovery']}"
+        first, *others = [row for _, row in _by_recovery(smallest) if not row["control"]]
         yield (
-            f"{int(best['heads_removed'])} of {total} heads can be removed{recovered}{surely_words(best)}:"
-            f" {right(best[QUALITY], tables)} on the report split ({dense} with all heads)."
+            f"{int(first['heads_removed']) or 'None'} of {total} heads can be removed{_after(first)}"
+            + "".join(f"{',' if i else ';'} {int(row['heads_removed'])}{_after(row)}" for i, row in enumerate(others))
+            + f" ({right(best[QUALITY], tables)}; {dense} with all heads)."
         )
+        if surely_words(best):
+            yield f"At 95 % confidence {int(best[SURE]) or 'none'} can be removed{_after(best)}."
         after = "" if best["recovery"] == NOTHING else f" and the model was recovered by {best['recovery']}"
         after += f" ({int(best['steps'])} steps of training)" if after and best["steps"] else ""
-        yield f"They were chosen by {_way(best)}{after}."
+        yield f"The {int(best['heads_removed'])} were chosen by {_way(best)}{after}."
         if best["control_draws"]:
             least, mean, most = (share(best[f"control_{name}"]) for name in ("least", QUALITY, "most"))
             drawn = f" ({least} to {most}, {int(best['control_draws'])} drawn)" if best["control_draws"] > 1 else ""
@@ -52,6 +55,14 @@ def say(tables: Tables) -> Iterator[str]:
     )
     sure = bool(best["heads_removed"] and surely_words(best))
     yield from caveats(tables, sure, best["tolerance"], "recovery")
+
+
+def _after(row: pd.Series) -> str:
+    """Return the recovery in words: ` after refit`, ` after 300 steps of fine_tune`."""
+    if row["recovery"] == NOTHING:
+        return ""
+    steps = f"{int(row['steps'])} steps of " if row["steps"] else ""
+    return f" after {steps}{row['recovery']}"
 
 
 def _by_recovery(smallest: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
@@ -89,30 +100,32 @@ def _way(row: pd.Series) -> str:
 
 @needs("recovery", "smallest")
 def recovery_curves(tables: Tables) -> Plot:
-    """Draw exact match against heads removed: a panel per recovery, a line per schedule and scorer."""
+    """Draw exact match against heads removed: a panel per schedule and scorer, a line per recovery."""
     table = tables["recovery"].assign(way=tables["recovery"].apply(_way, axis=1))
     control, own = table[table["control"]], table[~table["control"]]
     names, ways, total = list(own["recovery"].unique()), list(own["way"].unique()), int(table["heads_total"].max())
     labels = f"heads removed, of {total}", quality_name(tables)
-    figure, grid = plots.panelled(len(names), 3, (3.1, 3.0), (1.0, 1.3), *labels, sharex=True, sharey=True)
-    for axes, name in zip(grid, names, strict=True):
+    size = (5.4 if len(ways) == 1 else 3.8 if len(ways) == 2 else 3.1, 3.2)
+    figure, grid = plots.panelled(len(ways), 3, size, (1.0, 1.3), *labels, sharex=True, sharey=True)
+    for axes, way in zip(grid, ways, strict=True):
         if len(control):
             band = control.groupby("heads_removed")[QUALITY].agg(["min", "mean", "max"])
             axes.fill_between(band.index, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
             label = f"{control['recovery'].iloc[0]} (mean and range)"
             axes.plot(band.index, band["mean"], label=label, **CONTROL)
-        for way, curve in own[own["recovery"] == name].groupby("way", sort=False):
-            i = ways.index(way)
+        for name, curve in own[own["way"] == way].groupby("recovery", sort=False):
+            i = names.index(name)
             # A shift along x keeps coinciding curves apart.
-            x = curve["heads_removed"] + 0.008 * total * (i - (len(ways) - 1) / 2)
-            plots.draw_curve(axes, curve.assign(x=x), "x", label=way, **plots.line_style(i))
-        axes.set(title=wrapped("no recovery" if name == NOTHING else name, 2.9), ylim=(-0.03, 1.03))
+            x = curve["heads_removed"] + 0.008 * total * (i - (len(names) - 1) / 2)
+            label = "no recovery" if name == NOTHING else name
+            plots.draw_curve(axes, curve.assign(x=x), "x", label=label, **plots.line_style(i))
+        axes.set(title=wrapped(way, size[0] - 0.2), ylim=(-0.03, 1.03), xticks=sorted(table["heads_removed"].unique()))
     parts = ", ".join(words for words, _ in _by_recovery(tables["smallest"]))
     within = f"within {tables['smallest']['tolerance'].iloc[0]:g} of {quality_name(tables)}"
     plots.legend_above(figure, grid[0], f"Heads that can be removed {within}: {parts}")
     caption = (
         f"{quality_name(tables).capitalize()} on the report split against heads removed, one panel for each"
-        " recovery; bars are 95 % intervals over examples."
+        " way to choose them; bars are 95 % intervals over examples."
     )
     if len(control):
         caption += " Grey: the best shape of each size trained from random weights for as many steps in all."

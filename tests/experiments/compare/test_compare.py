@@ -237,9 +237,11 @@ def test_what_is_said(snapshot: Any) -> None:
         "the same at any cost and at few passes": [few | {"most_passes": np.inf}, few],
         "another is better on the report split": [better],
     }
+    methods = pd.DataFrame({"scorer": ["swap", "all", "greedy"], "forward_passes": [4000, 900, 300]})
+    methods = methods.assign(backward_passes=0)
     snapshot(
         "compare",
-        {name: Compare.say({"winner": pd.DataFrame(rows)}) for name, rows in cases.items()}
+        {name: Compare.say({"winner": pd.DataFrame(rows), "methods": methods}) for name, rows in cases.items()}
         | {"over runs": report.over_runs({"methods": runs, "winner": winners})}
         | {"over runs, within the noise": report.over_runs({"methods": noisy, "winner": winners})},
     )
