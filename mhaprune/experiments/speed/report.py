@@ -242,7 +242,7 @@ def unbeaten(models: pd.DataFrame) -> pd.DataFrame:
     """Return the models that no other beats in both speed and quality on the report split, the fastest first. Of those
     that are almost equal in both, only the fastest is returned: their names would cover each other."""
     order = models.sort_values(["speedup", QUALITY], ascending=False, kind="stable")
-    front = order[order[QUALITY] > order[QUALITY].cummax().shift(fill_value=-math.inf)]
+    front = order[order[QUALITY] > order[QUALITY].astype(float).cummax().shift(fill_value=-math.inf)]
     room = 0.06 * np.ptp(models[["speedup", QUALITY]].to_numpy(), axis=0)
     places = front[["speedup", QUALITY]].to_numpy()
     apart = [bool((np.abs(place - places[:i]) > room).any(axis=1).all()) for i, place in enumerate(places)]

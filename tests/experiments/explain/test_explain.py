@@ -63,8 +63,8 @@ def test_everything_is_there_and_can_be_read(tables: Tables, plots: dict[str, Pl
     lines = list(Explain.say(tables))
     best = tables["looks"].sort_values("score").iloc[-1]
     name = f"{best['site']}.{best['layer']}.{best['head']}"
-    for words in (name, f"{best['loss_rise']:.3f} nats", share(best["quality"]), share(best["open_quality"])):
-        assert words in lines[0]
+    for words in (name, f"{best['score']:.3f} nats", share(best["quality"]), share(best["open_quality"])):
+        assert words in " ".join(lines[:2]), "of the score split, as on the map"
     assert best["quality"] < best["open_quality"]
 
 
