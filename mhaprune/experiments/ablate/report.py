@@ -128,7 +128,8 @@ def accuracy_curves(tables: Tables) -> Plot:
     units, rows = unit_name(tables), [most_removed(own) for _, own in tables["summary"].groupby("recovery", sort=False)]
     within = f"can be removed within {rows[0]['tolerance']:g} of {quality}"
     title = f"Of {int(rows[0]['heads_total'])} {units} {int(rows[0]['heads_removed'])} {within}"
-    axes.set_title(", ".join([title, *(f"{int(row['heads_removed'])} after {row['recovery']}" for row in rows[1:])]))
+    parts = [title, *(f"{int(row['heads_removed'])} after {plots.elided(str(row['recovery']))}" for row in rows[1:])]
+    axes.set_title(plots.wrapped(", ".join(parts), 6.5))
     plots.legend_above(figure, axes)
     caption = (
         f"{quality.capitalize()} on the report split without the {units} that each score ranks lowest. Bars"

@@ -266,8 +266,9 @@ def head_profiles(tables: Tables) -> Plot | None:
     panels: dict[str, tuple[pd.DataFrame, pd.DataFrame]] = {}
     for site, heads in looks.groupby("site", sort=False):
         own = beyond[beyond["site"] == site]
-        shares = own.pivot_table(index=HEAD, columns="meaning", values="beyond")[own["meaning"].unique()]
-        shares = shares.reindex(pd.MultiIndex.from_frame(heads[HEAD])).loc[:, lambda each: each.max() >= CLEAR]
+        shares = own.pivot_table(index=HEAD, columns="meaning", values="beyond")
+        shares = shares.reindex(pd.MultiIndex.from_frame(heads[HEAD]), columns=own["meaning"].unique())
+        shares = shares.loc[:, lambda each: each.max() >= CLEAR]
         if shares.shape[1]:
             panels[str(site)] = heads, shares
     if not panels:
