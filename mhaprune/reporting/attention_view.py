@@ -63,6 +63,7 @@ def _tiles(heads: pd.DataFrame, rows: list[tuple[str, int]], verdict: Verdict) -
             "column": id_.head,
             "share": 0.0 if isnan(score) or not highest > 0 else sqrt(max(score, 0.0) / highest),
             "stays": bool(head["stays"]),
+            "undecided": bool(head.get("undecided", False)),
             "words": ", ".join(words),
         }
 

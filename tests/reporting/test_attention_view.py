@@ -56,6 +56,10 @@ def test_weights_are_bytes_and_only_a_weight_of_zero_is_zero() -> None:
     found = view(made(), verdict())
     assert [tile["name"] for tile in found["heads"]] == ["decoder_self.0.0", "decoder_self.0.1"]
     assert [tile["stays"] for tile in found["heads"]] == [True, False]
+    assert [tile["undecided"] for tile in found["heads"]] == [False, False]
+    unsure = verdict()
+    unsure.heads["undecided"] = [True, False]
+    assert [tile["undecided"] for tile in view(made(), unsure)["heads"]] == [True, False]
     assert found["cut"] == ""
     [example] = found["examples"]
     coded = np.frombuffer(base64.b64decode(example["weights"]["decoder_self.0.1"]), dtype=np.uint8)
