@@ -33,8 +33,11 @@ class Picture(NamedTuple):
 
 REVERSE = 'experiment=explain task=reverse example="3 1 4 1 5 9"'
 PRUNE = (
-    "experiment=prune task=reverse 'schedule=[one_shot,greedy]' 'scorer=[ablation]'"
-    " 'recovery=[refit,fine_tune,from_scratch]' 'experiment.budgets=[12,15,18,20,21,22,23]'"
+    "experiment=prune task=reverse schedule=one_shot 'scorer=[ablation]' 'recovery=[refit,fine_tune]'"
+    " 'experiment.budgets=[12,15,18,20,21,22]'"
+)
+COMPARE = (
+    "experiment=compare 'scorer=[gate,gate_output,ablation,taylor,fisher,entropy,random]' 'schedule=[one_shot,greedy]'"
 )
 MINILM = (
     "experiment=ablate model=minilm model.score=64 model.choose=64 model.report=64"
@@ -68,7 +71,7 @@ LIST = (
     Picture("pairs", "Heads that stand in for each other", "interactions", "experiment=interact"),
     Picture("together", "What heads cost together", "together", "experiment=interact"),
     Picture("recovery", "What a refit and training bring back", "recovery", PRUNE),
-    Picture("regret", "Which score to trust", "regret", "experiment=compare"),
+    Picture("regret", "Which score to trust", "regret", COMPARE),
     Picture("speed", "Speed-up at three widths", "speedup", "experiment=speed"),
     Picture("parts", "Where the time goes", "parts", "experiment=speed"),
 )
