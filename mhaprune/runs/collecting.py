@@ -114,10 +114,11 @@ def _dated(run: FoundRun) -> FoundRun:
     """Return the run named by its folder, with the settings that its row in the index of all runs shows."""
     started = str(run.status.get("started", ""))
     typed = [text for text in run.status.get("overrides", ()) if not text.startswith("experiment=")]
-    with suppress(ValueError):
+    place = Path(run.place).parts  # a name that is not UTF-8 cannot be written into a page
+    with suppress(ValueError, OverflowError):
         started = f"{datetime.fromisoformat(started).astimezone():%Y-%m-%d %H:%M}"
-    row = {"started": started, "experiment": run.folder.parts[-3], "settings": elided(" ".join(typed), 60)}
-    return replace(run, label="/".join(run.folder.parts[-2:]), settings=row)
+    row = {"started": started, "experiment": place[-3], "settings": elided(" ".join(typed), 60)}
+    return replace(run, label="/".join(place[-2:]), settings=row)
 
 
 def named(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:

@@ -1,6 +1,7 @@
 """Many runs are combined, named by what differs between them, and compared by their first numbers."""
 
 import json
+import os
 import re
 import sys
 from dataclasses import replace
@@ -336,6 +337,22 @@ def test_the_last_folder_has_a_link_and_all_runs_an_index(tmp_path: Path, monkey
     remember(places[0])
     assert not (tmp_path / "latest").is_symlink()
     assert {path.name for path in tmp_path.iterdir()} == {"latest", "runs"}
+
+
+def test_what_others_left_among_the_runs_does_not_stop_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mhaprune.runs.collecting.results_folder", lambda: tmp_path)
+    odd = tmp_path / "runs" / "train" / "2026-01-02" / os.fsdecode(b"\xff<b>")
+    odd.mkdir(parents=True)
+    (odd / "status.json").write_text('{"status": "done", "started": "0001-01-01T00:00:00", "kind": "run"}')
+    place = odd.parent / "other"
+    place.mkdir()
+    (place / "status.json").write_text("[")
+    remember(place)
+    page = (tmp_path / "runs" / "index.html").read_text()
+    assert "2 runs" in page
+    assert "&lt;b&gt;" in page
 
 
 def test_a_folder_elsewhere_leaves_no_trace_in_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
