@@ -345,7 +345,7 @@ def test_what_others_left_among_the_runs_does_not_stop_the_index(
     monkeypatch.setattr("mhaprune.runs.collecting.results_folder", lambda: tmp_path)
     odd = tmp_path / "runs" / "train" / "2026-01-02" / os.fsdecode(b"\xff<b>")
     odd.mkdir(parents=True)
-    (odd / "status.json").write_text('{"status": "done", "started": "0001-01-01T00:00:00", "kind": "run"}')
+    (odd / "status.json").write_text('{"status": "done", "started": "0001-01-01T00:00:00+23:59", "kind": "run"}')
     place = odd.parent / "other"
     place.mkdir()
     (place / "status.json").write_text("[")
