@@ -116,6 +116,8 @@ class Data(ABC):
                         yield self[index.to(self.device)]
 
 
+SPLITS = ("train", "valid", "score", "choose", "report")
+"""The names of the splits. Any other name is one of a shift: see `Splits.shifts`."""
 Part = TypeVar("Part", bound=Data, covariant=True)
 
 
@@ -150,6 +152,11 @@ class Splits(Generic[Part]):
     def report(self) -> Part:
         """The examples that the numbers in tables and figures are measured on."""
         return self["report"]
+
+    @property
+    def shifts(self) -> dict[str, Part]:
+        """Examples of other kinds, by the name of the kind. Nothing is learnt or chosen on them."""
+        return {name: part for name, part in self.given.items() if name not in SPLITS}
 
     @property
     def train(self) -> Part:

@@ -51,6 +51,8 @@ class Recipe(Source):
     model_file: str | None = None
     example: Sequence[str] | None = None
     """The symbols of the user's own source sequence; None without one."""
+    shift: Sequence[str] | None = None
+    """The names of the task's shifts to measure on; None for all."""
 
     @cached_property
     def saved(self) -> SavedModel | None:
@@ -153,7 +155,24 @@ class Recipe(Source):
                 f"model.max_length={self.model.max_length}: task {option_name(self.task)} has sequences of"
                 f" {longest} tokens, so {longest} or more"
             )
-        return Splits(**{name: examples.to(self.device) for name, examples in splits.items()})
+        whole = dict(splits.items()) | self.shifts()
+        return Splits(**{name: examples.to(self.device) for name, examples in whole.items()})
+
+    def shifts(self) -> dict[str, Examples]:
+        """Return the shifts of the task that `shift` names; by default all that the model can read. Raises ValueError
+        for a name that the task does not have, and for sequences that are too long for the model."""
+        had = self.task.shifts()
+        if unknown := [name for name in self.shift or () if name not in had]:
+            allowed = ", ".join(had) or "none at all"
+            raise ValueError(f"shift=[{','.join(unknown)}]: task {option_name(self.task)} has {allowed}")
+        found = dict[str, Examples]()
+        for name in had if self.shift is None else self.shift:
+            longest = max(had[name].source.shape[1], had[name].target.shape[1])
+            if longest <= self.model.max_length:
+                found[name] = had[name]
+            elif self.shift is not None:
+                raise ValueError(f"shift=[{name}]: has sequences of {longest} tokens, model.max_length={longest} allows it")
+        return found
 
     def sketch(self) -> Seq2Seq:
         """Return the model with random weights."""

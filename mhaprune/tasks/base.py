@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -49,6 +49,16 @@ class Task(Checked, ABC):
     @abstractmethod
     def answer(self, source: Sequence[str]) -> Sequence[str] | None:
         """Return the target of a source; None if the task does not know it."""
+
+    def shifts(self) -> dict[str, Examples]:
+        """Return examples of another kind than those that are learnt, by the name of the kind, at most `report` of
+        each. Pruned models are measured on them too. None by default."""
+        return {}
+
+    def aligned(self, source: Sequence[int], target: Sequence[int]) -> Sequence[Collection[int]]:
+        """Return, for each symbol of the target, the positions in the source that it stands for; nothing, as by
+        default, if they are not known."""
+        return ()
 
     def read(self, text: str) -> list[str]:
         """Return the symbols of a source that a person typed. Raises ValueError, one line, if it is empty or not in the
@@ -145,6 +155,15 @@ class SequenceTask(Task):
         draw.shuffle(order)
         rest = iter(order)
         return Splits(**{name: self.encode([self._pair(next(rest)) for _ in range(n)]) for name, n in sizes.items()})
+
+    def shifts(self) -> dict[str, Examples]:
+        """Return sequences that are one symbol longer than the longest, and longest sequences of two different symbols
+        only."""
+        draw, symbols = random.Random(self.seed + 1), range(self.num_symbols)
+        longer = [draw.choices(symbols, k=self.max_length + 1) for _ in range(self.report)]
+        repeated = [draw.choices(draw.sample(symbols, 2), k=self.max_length) for _ in range(self.report)]
+        kinds = {f"{self.max_length + 1} symbols": longer, "repeated symbols": repeated}
+        return {name: self.encode([self._pair(source) for source in sources]) for name, sources in kinds.items()}
 
     def _pair(self, indices: Sequence[int]) -> Pair:
         source = [ALPHABET[i] for i in indices]

@@ -1,0 +1,155 @@
+"""Pronounce English words: real data, from gruut's lexicon of words, phonemes and alignments (MIT licence)."""
+
+import importlib.util
+import sqlite3
+import string
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, ClassVar, NamedTuple
+
+from mhaprune.data import Examples, Splits, Vocabulary
+from mhaprune.settings.ranges import Ge
+from mhaprune.tasks.base import Pair, SplitSize, Task
+
+STRESS = str.maketrans("", "", "ˈˌ")
+"""The marks of stress, which are left out."""
+RARE = 30
+"""A spelling is rare if fewer words of the lexicon have it."""
+LONGER, RARELY_SPELT = "longer words", "rare spellings"
+"""The names of the shifts."""
+Spelling = tuple[str, tuple[str, ...]]
+"""Letters, and the phonemes that they stand for, of which there may be none: `("ph", ("f",))`."""
+
+
+class Entry(NamedTuple):
+    """A word of the lexicon."""
+
+    phonemes: tuple[str, ...]
+    """Its first pronunciation, without stress."""
+    spellings: tuple[Spelling, ...]
+    """Its alignment, part by part. Empty if the lexicon aligns another pronunciation."""
+
+
+@dataclass(frozen=True)
+class Pronounce(Task):
+    """phone -> f oʊ n. The words are put into order by a hash and cut into splits, which are not those of any published
+    benchmark: error rates cannot be compared with published ones.
+
+    The lexicon aligns letters with phonemes, as a program does it, not by hand. Words that are too long, or that have a
+    rare spelling such as mh for v, are in no split. They are the two shifts of the task.
+    """
+
+    learnt: ClassVar[float] = 0.6
+
+    valid: SplitSize = 1000
+    """Number of examples that are measured during training."""
+    score: SplitSize = 1000
+    """Number of examples that heads are scored on."""
+    choose: SplitSize = 1000
+    """Number of examples that choices are made on."""
+    report: SplitSize = 1000
+    """Number of examples that results are reported on."""
+    max_letters: Annotated[int, Ge(1)] = 14
+    """Number of letters, and of phonemes, of the longest words that are learnt."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary((*string.ascii_lowercase, *phonemes()))
+
+    def splits(self) -> Splits[Examples]:
+        words = [word for word in self._in_order() if self._short(word) and word not in rarely_spelt()]
+        if sum(self.held_out.values()) >= len(words):
+            raise ValueError(f"report={self.report}: the splits need more than the {len(words)} words there are")
+        parts, start = dict[str, list[str]](), 0
+        for name, size in self.held_out.items():
+            parts[name], start = words[start : start + size], start + size
+        parts["train"] = words[start:]
+        return Splits(**{name: self.encode([self._pair(word) for word in part]) for name, part in parts.items()})
+
+    def shifts(self) -> dict[str, Examples]:
+        found: dict[str, list[str]] = {name: [] for name in (LONGER, RARELY_SPELT)}
+        for word in self._in_order():
+            if not self._short(word):
+                found[LONGER].append(word)
+            elif word in rarely_spelt():
+                found[RARELY_SPELT].append(word)
+        return {name: self.encode([self._pair(word) for word in words[: self.report]]) for name, words in found.items()}
+
+    def aligned(self, source: Sequence[int], target: Sequence[int]) -> list[range]:
+        entry = lexicon().get("".join(self.vocabulary.decode(source)))
+        letters, start = list[range](), 0
+        for written, said in () if entry is None else entry.spellings:
+            letters += [range(start, start + len(written))] * len(said)
+            start += len(written)
+        return letters
+
+    def symbols(self, text: str) -> list[str]:
+        """Split a word into its letters."""
+        return list("".join(text.split()))
+
+    def answer(self, source: Sequence[str]) -> Sequence[str] | None:
+        """Return the phonemes in the lexicon; None for words that are not in it."""
+        entry = lexicon().get("".join(source))
+        return None if entry is None else entry.phonemes
+
+    def show(self, source: Sequence[int], target: Sequence[int]) -> str:
+        decode = self.vocabulary.decode
+        return f"{''.join(decode(source))} -> {' '.join(decode(target))}"
+
+    def group(self, source: Sequence[int]) -> str:
+        """Return the number of letters, as the group of the example."""
+        return f"{len(self.vocabulary.decode(source))} letters"
+
+    def _pair(self, word: str) -> Pair:
+        return list(word), lexicon()[word].phonemes
+
+    def _short(self, word: str) -> bool:
+        return max(len(word), len(lexicon()[word].phonemes)) <= self.max_letters
+
+    def _in_order(self) -> list[str]:
+        return sorted(lexicon(), key=lambda word: sha256(f"{self.seed} {word}".encode()).digest())
+
+
+@lru_cache(maxsize=1)
+def lexicon() -> Mapping[str, Entry]:
+    """Return the words of the letters a to z. Read once in a process."""
+    found = importlib.util.find_spec("gruut_lang_en")  # without importing it
+    if found is None or not found.submodule_search_locations:
+        raise ValueError("task=pronounce: needs gruut-lang-en, install it with: pip install -e '.[pronounce]'")
+    file = Path(found.submodule_search_locations[0]) / "lexicon.db"
+    with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as database:
+        rows = database.execute("SELECT word, phonemes FROM word_phonemes ORDER BY pron_order DESC, id DESC")
+        pronounced = {word: tuple(said.translate(STRESS).split()) for word, said in rows}  # the first one is kept
+        aligned = dict(database.execute("SELECT word, alignment FROM g2p_alignments ORDER BY id DESC"))
+    database.close()
+    return {
+        word: Entry(said, tuple(_spellings(aligned.get(word, ""), said)))
+        for word, said in sorted(pronounced.items())
+        if said and word and set(word) <= set(string.ascii_lowercase)
+    }
+
+
+def _spellings(alignment: str, said: Sequence[str]) -> Iterator[Spelling]:
+    """Yield the parts of an alignment such as `p|h}f o}oʊ n}n e}_`; none if it is of another pronunciation."""
+    pairs = [part.split("}") for part in alignment.translate(STRESS).split()]
+    parts = [(letters.replace("|", ""), () if sounds == "_" else tuple(sounds.split("|"))) for letters, sounds in pairs]
+    if [sound for _, sounds in parts for sound in sounds] == list(said):
+        yield from parts
+
+
+@lru_cache(maxsize=1)
+def rarely_spelt() -> frozenset[str]:
+    """Return the words with a spelling that is rare in the lexicon."""
+    words = Counter(spelling for entry in lexicon().values() for spelling in set(entry.spellings))
+    return frozenset(word for word, entry in lexicon().items() if any(words[each] < RARE for each in entry.spellings))
+
+
+@lru_cache(maxsize=1)
+def phonemes() -> tuple[str, ...]:
+    """Return the phonemes of the lexicon that are no letters too, sorted."""
+    found = {sound for entry in lexicon().values() for sound in entry.phonemes}
+    return tuple(sorted(found - set(string.ascii_lowercase)))
