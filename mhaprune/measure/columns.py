@@ -86,11 +86,16 @@ def choose_columns(outcome: Outcome, dense: Outcome) -> dict[str, float]:
     `choose_drop` is the dense model's quality minus this model's, with its paired 95 % interval.
     """
     means = {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
+    return means | drop_columns(CHOOSE_DROP, outcome, dense)
+
+
+def drop_columns(name: str, outcome: Outcome, dense: Outcome) -> dict[str, float]:
+    """Return the dense model's quality minus this model's on the same examples, with its paired 95 % interval."""
     dense_E, left_E = (each.quality.double().cpu().numpy() for each in (dense, outcome))
     binary = yes_or_no(dense_E) and yes_or_no(left_E)
     ends = paired_interval(dense_E, left_E) if binary else mean_interval(dense_E - left_E)
     drop = (float((dense_E - left_E).mean()), *ends)
-    return means | {f"{CHOOSE_DROP}{end}": value for end, value in zip(ENDS, drop, strict=True)}
+    return {f"{name}{end}": value for end, value in zip(ENDS, drop, strict=True)}
 
 
 def yes_or_no(values_E: np.ndarray) -> bool:

@@ -62,7 +62,7 @@ class HydraLauncher:
     def fits(self, overrides: Sequence[str]) -> Run | None:
         """Return the run of these settings. Raises ValueError for settings that a job would refuse. A pretrained model
         is read only the first time; afterwards, the result for the same model is None."""
-        groups = ("model", "data", "objective", "plugins")
+        groups = ("model", "data", "objective", "shift", "plugins")
         model = [one for one in overrides if re.split(r"[.=@]", one.lstrip("+~"))[0] in groups]
         again = model in self.seen
         self.seen.append(model)

@@ -81,6 +81,9 @@ class Run(Checked):
     usual for this kind of model."""
     example: str | int | None = None
     """A source sequence of the user's own, for the experiment to look at. A number is read as a text of digits."""
+    shift: tuple[str, ...] | None = None
+    """Examples of other kinds, to measure pruned models on too. Names of kinds that the task has; None means all of
+    them. For a pretrained model, files as in `data`; the name of a file is the name of its kind."""
     tensorboard: bool = False
     """True if the run also writes its training for TensorBoard. The results do not change."""
 
@@ -128,6 +131,8 @@ class Run(Checked):
     def identity(self) -> dict[str, Any]:
         """The first columns of every table: a fingerprint of the whole run, and the settings that identify runs."""
         settings = {name: value for name, value in describe(self, short_target).items() if name != "tensorboard"}
+        if self.shift is None:
+            del settings["shift"]  # so that runs have the fingerprints that they had before there were shifts
         return {"run": fingerprint(settings | self.source.decisive), **self.source.identity}
 
     @property
@@ -205,17 +210,19 @@ class Run(Checked):
     @cached_property
     def source(self) -> Source:
         """The object that provides the model and its examples: a training, a file or a pretrained model."""
+        own: dict[str, Any]
         where: Any = {name: getattr(self, name) for name in ("seed", "device", "num_threads", "cache")}
         if isinstance(self.model, Pretrained):
             assert self._symbols is None, "an example is refused"
-            return PretrainedSource(model=self.model, data=self.data, objective=self.objective, **where)
+            own = {name: getattr(self, name) for name in ("model", "data", "objective")}
+            return PretrainedSource(**own, shift=self.shift or (), **where)
         for name in ("data", "objective"):
             if getattr(self, name) is not None:
                 raise ValueError(
                     f"{name}={getattr(self, name)}: model=transformer is trained on a task that makes its own examples,"
                     " choose one with task=; model=hf reads data"
                 )
-        own: Any = {name: getattr(self, name) for name in ("task", "model", "training", "gate", "model_file")}
+        own = {name: getattr(self, name) for name in ("task", "model", "training", "gate", "model_file", "shift")}
         return Recipe(**own, **where, example=self._symbols)
 
     @cached_property

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import nn
 
-from mhaprune.data import Splits
+from mhaprune.data import SPLITS, Splits
 from mhaprune.heads import HeadGrid
 from mhaprune.recoveries.base import Recovery
 from mhaprune.scorers.base import Scorer
@@ -105,11 +105,19 @@ class PretrainedSource(Source):
     model: Pretrained
     data: str | None
     objective: str | None
+    shift: Sequence[str] = ()
+    """Files of examples of other kinds."""
 
     @cached_property
     def loaded(self) -> PretrainedModel:
         torch.set_num_threads(self.num_threads)
-        return self.model.read(self.data, self.objective, self.cache)
+        read = self.model.read(self.data, self.objective, self.cache)
+        splits, few = dict(read.splits), replace(self.model, score=2, choose=2, train=0)
+        for file in self.shift:
+            if (kind := Path(file).stem) in (*splits, *SPLITS):
+                raise ValueError(f"shift=[{file}]: must have a name of its own, {kind} is taken")
+            splits[kind] = few.read(file, self.objective, self.cache).splits["report"]
+        return read._replace(splits=splits)
 
     @property
     def packages(self) -> Sequence[str]:

@@ -164,14 +164,16 @@ class Recipe(Source):
         had = self.task.shifts()
         if unknown := [name for name in self.shift or () if name not in had]:
             allowed = ", ".join(had) or "none at all"
-            raise ValueError(f"shift=[{','.join(unknown)}]: task {option_name(self.task)} has {allowed}")
+            raise ValueError(f"shift=[{', '.join(unknown)}]: task {option_name(self.task)} has {allowed}")
         found = dict[str, Examples]()
         for name in had if self.shift is None else self.shift:
             longest = max(had[name].source.shape[1], had[name].target.shape[1])
             if longest <= self.model.max_length:
                 found[name] = had[name]
             elif self.shift is not None:
-                raise ValueError(f"shift=[{name}]: has sequences of {longest} tokens, model.max_length={longest} allows it")
+                raise ValueError(
+                    f"shift=[{name}]: has sequences of {longest} tokens, model.max_length={longest} allows it"
+                )
         return found
 
     def sketch(self) -> Seq2Seq:

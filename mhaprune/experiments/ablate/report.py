@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from mhaprune.experiments import can_go
 from mhaprune.experiments.can_go import caveats, most_removed, surely_words
+from mhaprune.experiments.shift import say_shift
 from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
@@ -64,6 +65,7 @@ def say(tables: Tables) -> Iterator[str]:
     for row in (best, *recovered):
         if row["heads_removed"]:
             yield _which(row)
+    yield from say_shift(tables)
     sure = any(surely_words(row) for row in (best, *recovered) if row["heads_removed"])
     yield from caveats(tables, sure, best["tolerance"], "recovered")
 

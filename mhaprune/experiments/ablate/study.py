@@ -1,6 +1,6 @@
 """Score every head, remove the weakest heads from the model, and measure the cost and the speed-up."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,11 +10,12 @@ from mhaprune.experiments.ablate import report
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, the_one, with_proofs
 from mhaprune.experiments.can_go import most_removed, summary_of
 from mhaprune.experiments.examples import shown_by
+from mhaprune.experiments.shift import shift_quality, shift_table
 from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import Stages, doing, track
-from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
+from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of, removed_names
 from mhaprune.pruning.removal import prune, time_removed
 from mhaprune.recoveries.base import recover
 from mhaprune.reporting.head_scores import head_scores
@@ -24,6 +25,7 @@ from mhaprune.reporting.training import training_curve
 from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.studies.study import Study
+from mhaprune.subject import Subject
 from mhaprune.tables import NOTHING
 
 ANSWERED = ("scorer", "recovery", "heads_total", "heads_removed")
@@ -41,6 +43,8 @@ class Ablate(HeadBudgets, WithinTolerance):
     95 % confidence (see `can_go.py`). The first draw of a random scorer is treated like any other scorer. Its further
     draws are a control: only their accuracy is measured. A schedule that uses no scorer has a row under its own name.
 
+    `shift` has the models of the summary on examples of other kinds, if the task or `shift` has any.
+
     Only the models of one scorer are recovered, because a recovery takes longer than a measurement: the scorer that can
     remove the most heads without a recovery. Recovered models have rows of their own in the summary.
     """
@@ -51,11 +55,12 @@ class Ablate(HeadBudgets, WithinTolerance):
         "`experiment=explain` shows what the heads look at; `experiment=prune` looks for still"
         " smaller models and saves them."
     )
-    tables = ("summary", "heads", "pruning", "recovered", "agreement", "latency", "answers", "training")
+    tables = ("summary", "heads", "pruning", "recovered", "agreement", "latency", "answers", "shift", "training")
     figures = (
         report.accuracy_curves,
         agreement,
         report.latency_curves,
+        shift_quality,
         appendix(head_scores),
         appendix(training_curve),
     )
@@ -88,14 +93,15 @@ class Ablate(HeadBudgets, WithinTolerance):
             latency = time_removed(subject, first, batch, self.latency_rounds)
         pruning = with_times(pruning, latency)
         furthest = most_removed(summary_table(pruning, self.tolerance))["scorer"]
-        recovered, answers = recover_and_answer(study, [plan for plan in first if plan.scorer == furthest])
+        chosen = [plan for plan in first if plan.scorer == furthest]
+        recovered, answers = recover_and_answer(study, chosen)
         curves = [pruning]
         if len(recovered):
             recovered = with_times(recovered, latency)
             curves += [rows for _, rows in recovered.groupby("recovery", sort=False)]
-        summaries = [summary_table(curve, self.tolerance) for curve in curves]
+        summary = pd.concat([summary_table(curve, self.tolerance) for curve in curves], ignore_index=True)
         tables = {
-            "summary": pd.concat(summaries, ignore_index=True),
+            "summary": summary,
             "heads": heads,
             "pruning": pruning,
             **({"recovered": recovered} if len(recovered) else {}),
@@ -103,6 +109,7 @@ class Ablate(HeadBudgets, WithinTolerance):
             "latency": latency,
             **study.training_table,
             **({"answers": answers} if len(answers) else {}),
+            **shift_table(study, removed_most(study, chosen, summary[summary["scorer"] == furthest])),
         }
         return with_proofs(study, tables, difference)
 
@@ -129,6 +136,18 @@ def recover_and_answer(study: Study, plans: Sequence[Plan]) -> tuple[pd.DataFram
                 columns |= choose_columns(measure(left, splits.choose), dense)
                 rows.append(columns | size_columns(left, splits.report) | {"note": note})
     return pd.DataFrame(rows), pd.DataFrame(answers)
+
+
+def removed_most(
+    study: Study, plans: Sequence[Plan], summary: pd.DataFrame
+) -> Iterator[tuple[dict[Any, Any], Subject]]:
+    """Yield the model of each row of a summary, with the columns that identify it."""
+    by_names = {removed_names(plan.mask): plan.mask for plan in plans}
+    for row in summary[["scorer", "recovery", "heads_removed", "removed"]].to_dict("records"):
+        model, name = study.subject.without(by_names[row.pop("removed") or ""]), row["recovery"]
+        if name != NOTHING and row["heads_removed"]:
+            model = recover(study.recoveries[name], study.lesson(), model, 0, study.remember).model
+        yield row, model
 
 
 def with_times(table: pd.DataFrame, latency: pd.DataFrame) -> pd.DataFrame:

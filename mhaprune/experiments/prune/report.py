@@ -8,6 +8,7 @@ import pandas as pd
 
 from mhaprune.experiments import can_go
 from mhaprune.experiments.can_go import caveats, most_removed, surely_words
+from mhaprune.experiments.shift import say_shift
 from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
@@ -53,6 +54,7 @@ def say(tables: Tables) -> Iterator[str]:
         f"Heads that can be removed within {best['tolerance']:g} of {quality} on the choose split, with the {quality}"
         f" on the report split: {', '.join(parts)}."
     )
+    yield from say_shift(tables)
     sure = bool(best["heads_removed"] and surely_words(best))
     yield from caveats(tables, sure, best["tolerance"], "recovery")
 

@@ -12,6 +12,7 @@ from mhaprune.experiments.base import Findings, Setup, WithinTolerance, with_pro
 from mhaprune.experiments.can_go import summary_of
 from mhaprune.experiments.prune import report
 from mhaprune.experiments.prune.trials import WAY, Trial, Trials
+from mhaprune.experiments.shift import shift_quality, shift_table
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.costs import Costs
 from mhaprune.pruning.plans import Plan, choices, plans_of
@@ -34,6 +35,9 @@ from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
 from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_QUALITY, NOTHING, QUALITY, QUARTILES
 
+SHOWN = [*WAY, "heads_removed"]
+"""The columns that identify a model in the table `shift`."""
+
 
 @dataclass(frozen=True)
 class Prune(WithinTolerance):
@@ -43,6 +47,7 @@ class Prune(WithinTolerance):
 
     Each row of `smallest` has, for a schedule, a scorer and a recovery, the smallest model that loses at most
     `tolerance` of the dense exact match on the *choose* split, and its exact match on the *report* split.
+    `shift` has these models on examples of other kinds, if the task or `shift` has any.
     `heads_removed_sure` heads can be removed at 95 % confidence (see `can_go.py`). A control recovery trains, from new
     weights, the best shape of each number of heads kept. Its row stands for several draws, so this row has no
     `heads_removed_sure`.
@@ -55,8 +60,8 @@ class Prune(WithinTolerance):
     recovers = True
     question = "How few heads are enough?"
     then = "`model_file=` with a file of `models/` in this folder studies a pruned model with any experiment."
-    tables = ("smallest", "recovery", "latency", "costs", "recovery_training", "training")
-    figures = (report.recovery_curves, appendix(training_curve))
+    tables = ("smallest", "recovery", "latency", "costs", "recovery_training", "shift", "training")
+    figures = (report.recovery_curves, shift_quality, appendix(training_curve))
     stages: ClassVar[Stages] = {"cost": 1, "prune and recover": 450, "controls": 800, "time": 10, "prove": 1}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
@@ -109,16 +114,18 @@ class Prune(WithinTolerance):
             plans = list({trial.plan.mask: trial.plan for trial in found}.values())
             latency = time_removed(subject, plans, batch, self.latency_rounds)
         smallest = smallest_table(table, latency, self.tolerance)
+        chosen = list(models_of(found, smallest))
         tables = {
             "smallest": smallest,
             "recovery": table,
             "latency": latency,
             "costs": costs.table(),
+            **shift_table(study, (({name: row[name] for name in SHOWN}, trial.model) for row, trial in chosen)),
             "recovery_training": pd.concat(trials.histories) if trials.histories else pd.DataFrame(),
             **study.training_table,
         }
         tables = {name: frame for name, frame in tables.items() if len(frame)}
-        return with_proofs(study, tables, trials.worst, saved_files(study, found, smallest))
+        return with_proofs(study, tables, trials.worst, saved_files(study, chosen))
 
 
 def choose_next(study: Study, scorer: str, name: str, left: Subject, budget: Budget) -> Plan:
@@ -171,14 +178,18 @@ def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
         yield (BEST_OF_SIZE, BEST_OF_SIZE, recovery), rows.assign(**means, **blank).drop_duplicates("heads_kept")
 
 
-def saved_files(study: Study, found: Sequence[Trial], smallest: pd.DataFrame) -> dict[str, bytes]:
-    """Return the files of saved models: one model for each row of `smallest` that has lost heads and is no control."""
+def models_of(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], Trial]]:
+    """Yield each row of `smallest` that has lost heads and is no control, with its model."""
     own = [trial for trial in found if not trial.columns["control"]]
     models = {(*(trial.columns[name] for name in WAY), trial.plan.budget): trial for trial in own}
-    files: dict[str, bytes] = {}
     for row in smallest[(smallest["heads_removed"] > 0) & ~smallest["control"]].to_dict("records"):
-        way = [row[name] for name in WAY]
-        trial = models[*way, row["budget"]]
-        name = "-".join([*dict.fromkeys(way), str(row["heads_kept"])])
+        yield row, models[*(row[name] for name in WAY), row["budget"]]
+
+
+def saved_files(study: Study, chosen: Sequence[tuple[dict[Any, Any], Trial]]) -> dict[str, bytes]:
+    """Return the files of saved models."""
+    files: dict[str, bytes] = {}
+    for row, trial in chosen:
+        name = "-".join([*dict.fromkeys(row[name] for name in WAY), str(row["heads_kept"])])
         files |= study.saved(f"models/{name}", trial.model, trial.columns["steps"])
     return files

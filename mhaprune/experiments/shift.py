@@ -1,0 +1,94 @@
+"""How models with fewer heads do on examples of another kind than those that heads were scored and chosen on."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from mhaprune.heads import HeadMask
+from mhaprune.measure.columns import accuracy_columns, drop_columns
+from mhaprune.measure.outcomes import measure
+from mhaprune.reporting import plots
+from mhaprune.reporting.plots import Plot, needs
+from mhaprune.reporting.sentences import share
+from mhaprune.studies.study import Study
+from mhaprune.subject import Subject
+from mhaprune.tables import DENSE, NOTHING, QUALITY, Tables, quality_name, unit_name
+
+USUAL = "report split"
+"""The entry of the column `examples_of` for the examples of the usual kind, which stand beside the others."""
+
+
+def shift_table(study: Study, models: Iterable[tuple[Mapping[Any, Any], Subject]]) -> dict[str, pd.DataFrame]:
+    """Return the table `shift`, by its name: one row per model and kind of examples, with the quality, and how much
+    lower it is than that of the dense model on the same examples. No table without shifts.
+
+    Each model comes with the columns that identify it. The first rows are those of the dense model.
+    """
+    kinds = {USUAL: study.splits.report, **study.splits.shifts}
+    if len(kinds) == 1:
+        return {}
+    whole = study.subject.without(HeadMask(study.subject.grid))
+    dense = {kind: measure(whole, examples) for kind, examples in kinds.items()}
+    rows = []
+    for about, model in ({"scorer": DENSE, "recovery": NOTHING, "heads_removed": 0}, whole), *models:
+        for kind, outcome in dense.items():
+            own = outcome if model is whole else measure(model, kinds[kind])
+            columns = {name: value for name, value in accuracy_columns(own).items() if name.startswith(QUALITY)}
+            drop = drop_columns("drop", own, outcome)
+            rows.append({**about, "examples_of": kind, "examples": len(own.quality), **columns, **drop})
+    return {"shift": pd.DataFrame(rows)}
+
+
+def say_shift(tables: Tables) -> Iterator[str]:
+    """Yield a sentence per kind of examples: the quality with all heads, without some, and after each recovery."""
+    if "shift" not in tables:
+        return
+    for kind, rows in tables["shift"].query("examples_of != @USUAL").groupby("examples_of", sort=False):
+        whole, *others = rows.to_dict("records")
+        if not any(row["heads_removed"] for row in others):
+            continue
+        parts = ", ".join(f"{share(row[QUALITY])} {_which(row, tables)}" for row in others)
+        usual = f"{quality_name(tables)} is {share(whole[QUALITY])} with all {unit_name(tables)}"
+        yield f"On other examples than the usual ones, {kind}, {usual}, {parts}."
+
+
+def _which(row: Mapping[Any, Any], tables: Tables) -> str:
+    without = f"without {int(row['heads_removed'])}"
+    return without if row["recovery"] == NOTHING else f"{without} after {row['recovery']}"
+
+
+@needs("shift")
+def shift_quality(tables: Tables) -> Plot | None:
+    """Draw the quality on each kind of examples: a line per kind, a mark per model."""
+    table = tables["shift"]
+    kinds, models = list(table["examples_of"].unique()), ["scorer", "recovery", "heads_removed"]
+    figure = Figure(figsize=(7, 1.4 + 0.55 * len(kinds)))
+    axes = figure.add_subplot()
+    groups = [rows for _, rows in table.groupby(models, sort=False)]
+    for i, rows in enumerate(groups):
+        first = rows.iloc[0]
+        label = f"all {unit_name(tables)}" if first["scorer"] == DENSE else _which(first, tables)
+        look = {"color": "black", "marker": "|", "markersize": 12} if i == 0 else plots.line_style(i - 1)
+        y = [kinds.index(kind) + 0.12 * (i - (len(groups) - 1) / 2) for kind in rows["examples_of"]]
+        ends: Any = plots.errors(rows, QUALITY)
+        axes.errorbar(rows[QUALITY], y, xerr=ends, linestyle="", capsize=2, elinewidth=1, label=label, **look)
+    axes.set_yticks(range(len(kinds)), kinds)
+    axes.set_ylim(len(kinds) - 0.5, -0.5)
+    if table[QUALITY].between(0, 1).all():
+        axes.set_xlim(-0.03, 1.03)
+    axes.set_xlabel(quality_name(tables))
+    worst = table.loc[table["drop"].idxmax()]
+    axes.set_title(
+        plots.wrapped(
+            f"At most {plots.number(100 * worst['drop'], 1)} points are lost, on: {worst['examples_of']}", 6.5
+        )
+    )
+    plots.legend_above(figure, axes)
+    caption = (
+        f"{quality_name(tables).capitalize()} on examples of the usual kind and of other kinds, which were used neither"
+        f" to train nor to choose. The {unit_name(tables)} are those that can be removed within the tolerance on the"
+        f" usual kind. Bars are 95 % intervals over examples."
+    )
+    return Plot("shift", caption, figure)
