@@ -100,7 +100,6 @@ def build(kind: Any, value: Any, key: str) -> Any:
     if bases and (isinstance(value, Mapping) or bases == [kind]):
         return construct(class_of(bases, value, key), _without_target(value), key)
     if origin in (Union, types.UnionType):
-        value = tuple(value) if isinstance(value, list) else value  # as YAML writes a tuple
         for one in arguments:
             if one not in bases and fits(one, value):
                 return build(one, value, key)

@@ -130,7 +130,7 @@ def fits(kind: Any, value: Any) -> bool:
         return value in arguments
     if origin is Callable:
         return callable(value)
-    if origin is Sequence:
+    if origin in (Sequence, tuple):
         return isinstance(value, Sequence) and not isinstance(value, str) and all(fits(arguments[0], v) for v in value)
     if origin is dict:
         return isinstance(value, dict) and all(fits(arguments[1], each) for each in value.values())
