@@ -66,6 +66,8 @@ UNINFORMED = "control"
 grey."""
 GATE = "gate_"
 """The prefix of the columns of gates in a table of training; the name of the head follows."""
+USUAL = "report split"
+"""The entry of the column `examples_of` in rows of the report split, which stand beside those of other examples."""
 BEST_OF_SIZE = "best of each size"
 """The entry of the columns `schedule` and `scorer` in rows of the control: models trained from scratch, for each number
 of heads in the shape of the best pruned model."""

@@ -1,53 +1,23 @@
-"""How models with fewer heads do on examples of another kind than those that heads were scored and chosen on."""
+"""The words and the figure of the table `shift`: models with fewer heads on examples of other kinds."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pandas as pd
 from matplotlib.figure import Figure
 
-from mhaprune.heads import HeadMask
-from mhaprune.measure.columns import accuracy_columns, drop_columns
-from mhaprune.measure.outcomes import measure
 from mhaprune.reporting import plots
 from mhaprune.reporting.plots import Plot, needs
 from mhaprune.reporting.sentences import share
-from mhaprune.studies.study import Study
-from mhaprune.subject import Subject
-from mhaprune.tables import DENSE, NOTHING, QUALITY, Tables, quality_name, unit_name
-
-USUAL = "report split"
-"""The entry of the column `examples_of` for the examples of the usual kind, which stand beside the others."""
-
-
-def shift_table(study: Study, models: Iterable[tuple[Mapping[Any, Any], Subject]]) -> dict[str, pd.DataFrame]:
-    """Return the table `shift`, by its name: one row per model and kind of examples, with the quality, and how much
-    lower it is than that of the dense model on the same examples. No table without shifts.
-
-    Each model comes with the columns that identify it. The first rows are those of the dense model.
-    """
-    kinds = {USUAL: study.splits.report, **study.splits.shifts}
-    if len(kinds) == 1:
-        return {}
-    whole = study.subject.without(HeadMask(study.subject.grid))
-    dense = {kind: measure(whole, examples) for kind, examples in kinds.items()}
-    rows = []
-    for about, model in ({"scorer": DENSE, "recovery": NOTHING, "heads_removed": 0}, whole), *models:
-        for kind, outcome in dense.items():
-            own = outcome if model is whole else measure(model, kinds[kind])
-            columns = {name: value for name, value in accuracy_columns(own).items() if name.startswith(QUALITY)}
-            drop = drop_columns("drop", own, outcome)
-            rows.append({**about, "examples_of": kind, "examples": len(own.quality), **columns, **drop})
-    return {"shift": pd.DataFrame(rows)}
+from mhaprune.tables import DENSE, NOTHING, QUALITY, USUAL, Tables, quality_name, unit_name
 
 
 def say_shift(tables: Tables) -> Iterator[str]:
     """Yield a sentence per kind of examples: the quality with all heads, without some, and after each recovery."""
     if "shift" not in tables:
         return
-    for kind, rows in tables["shift"].query("examples_of != @USUAL").groupby("examples_of", sort=False):
+    for kind, rows in tables["shift"].groupby("examples_of", sort=False):
         whole, *others = rows.to_dict("records")
-        if not any(row["heads_removed"] for row in others):
+        if kind == USUAL or not any(row["heads_removed"] for row in others):
             continue
         parts = ", ".join(f"{share(row[QUALITY])} {_which(row, tables)}" for row in others)
         usual = f"{quality_name(tables)} is {share(whole[QUALITY])} with all {unit_name(tables)}"

@@ -57,7 +57,7 @@ def if_poor(tables: Tables) -> Iterator[str]:
     """Yield a warning if the model was trained here and is poor at its task: results about its heads are then noise."""
     if VALID_QUALITY in (training := tables.get("training", pd.DataFrame())):
         reached = float(training[VALID_QUALITY].iloc[-1])
-        if reached < POOR:
+        if reached < min(POOR, training.get("learnt", pd.Series([POOR])).iloc[0]):
             yield (
                 f"Beware: the model itself is poor: at the end of its training {right(reached, tables)}."
                 " What is said of its heads means little. Larger training.steps and task.train make it better."

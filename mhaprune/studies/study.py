@@ -91,8 +91,11 @@ class Study:
 
     @property
     def training_table(self) -> dict[str, pd.DataFrame]:
-        """The history as the table `training`; empty for a pretrained model."""
-        return {"training": self.history} if len(self.history) else {}
+        """The history as the table `training`, with the quality at which the task counts as learnt; empty for a
+        pretrained model."""
+        if self.origin is None or self.history.empty:
+            return {}
+        return {"training": self.history.assign(learnt=self.origin.task.learnt)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,3 +12,6 @@ class Reverse(SequenceTask):
 
     def transform(self, source: Sequence[int]) -> Sequence[int]:
         return source[::-1]
+
+    def aligned(self, source: Sequence[int], target: Sequence[int]) -> list[list[int]]:
+        return [[i] for i in reversed(range(len(self.vocabulary.decode(source))))]

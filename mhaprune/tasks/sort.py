@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mhaprune.data import SPECIAL
 from mhaprune.tasks.base import SequenceTask
 
 
@@ -12,3 +13,9 @@ class Sort(SequenceTask):
 
     def transform(self, source: Sequence[int]) -> Sequence[int]:
         return sorted(source)
+
+    def aligned(self, source: Sequence[int], target: Sequence[int]) -> list[list[int]]:
+        """Return all positions of a symbol, because equal symbols cannot be told apart."""
+        return [
+            [i for i, read in enumerate(source) if read == written] for written in target if written >= len(SPECIAL)
+        ]

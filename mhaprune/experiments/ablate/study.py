@@ -10,13 +10,14 @@ from mhaprune.experiments.ablate import report
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, the_one, with_proofs
 from mhaprune.experiments.can_go import most_removed, summary_of
 from mhaprune.experiments.examples import shown_by
-from mhaprune.experiments.shift import shift_quality, shift_table
+from mhaprune.experiments.shift import shift_quality
 from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of, removed_names
 from mhaprune.pruning.removal import prune, time_removed
+from mhaprune.pruning.shift import shift_table
 from mhaprune.recoveries.base import recover
 from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import appendix
@@ -109,7 +110,7 @@ class Ablate(HeadBudgets, WithinTolerance):
             "latency": latency,
             **study.training_table,
             **({"answers": answers} if len(answers) else {}),
-            **shift_table(study, removed_most(study, chosen, summary[summary["scorer"] == furthest])),
+            **shift_table(subject, splits, removed_most(study, chosen, summary[summary["scorer"] == furthest])),
         }
         return with_proofs(study, tables, difference)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import nan
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -153,6 +153,8 @@ PATTERNS: dict[str, dict[str, str]] = {
     },
 }
 """The patterns of each site of mhaprune's own model, with their names in words."""
+ALIGNED = "aligned"
+"""The pattern of the source symbols that the written symbol stands for, for a task that knows them."""
 OF_ANY_SITE = {
     **near("two before", "previous token", "itself", "next token", "two after"),
     "first": "first token",
@@ -178,7 +180,9 @@ class Observed(NamedTuple):
 
 
 @torch.no_grad()
-def observe(subject: Subject, examples: Data) -> Observed:
+def observe(subject: Subject, examples: Data, aligned: Callable[[Any], Tensor] | None = None) -> Observed:
+    """Return what heads look at. `aligned` returns, for a batch, the source symbols that each target symbol stands for,
+    (B, T, S)."""
     masses: dict[tuple[Block, str], np.ndarray] = {}
     looks: dict[Block, np.ndarray] = {}
     for batch in examples.batches(BATCH_SIZE):
@@ -187,13 +191,15 @@ def observe(subject: Subject, examples: Data) -> Observed:
             looks[block] = looks.get(block, 0.0) + _looks(seen, view)
             for name in PATTERNS.get(block.site, OF_ANY_SITE):
                 masses[block, name] = masses.get((block, name), 0.0) + _masses(seen, view, PLACES[name](view))
+            if aligned is not None and block.site == Site.CROSS:
+                masses[block, ALIGNED] = masses.get((block, ALIGNED), 0.0) + _masses(seen, view, aligned(batch))
     heads = {block: pd.DataFrame(head_columns(h) for h in subject.grid if h.block == block) for block in looks}
     parts = []
     for (block, name), (mass_H, largest_H, chance_H, queries_H, possible_H) in masses.items():
         some_H = np.where(queries_H > 0, queries_H, nan)
         shares = {"mass": mass_H / some_H, "largest": largest_H / some_H, "chance": chance_H / some_H}
         counts = {"queries": queries_H.astype(int), "applies": queries_H / possible_H}
-        meaning = PATTERNS.get(block.site, OF_ANY_SITE)[name]
+        meaning = PATTERNS.get(block.site, OF_ANY_SITE).get(name, "what it stands for")
         parts.append(heads[block].assign(pattern=name, meaning=meaning, **shares, **counts))
     patterns = pd.concat(parts, ignore_index=True)
     by_head = dict(list(patterns.groupby(HEAD)))

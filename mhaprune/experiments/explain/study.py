@@ -13,6 +13,7 @@ import pandas as pd
 from mhaprune.experiments.base import Experiment, Findings, Setup, with_proofs
 from mhaprune.experiments.examples import answer_tables, check_examples, close_each, text_tables
 from mhaprune.experiments.explain import report
+from mhaprune.experiments.explain.alignment import alignment_of, alignment_table, told_apart
 from mhaprune.experiments.explain.patterns import observe
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure.columns import interval_for
@@ -33,8 +34,8 @@ from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, named
 
 @dataclass(frozen=True)
 class Explain(Experiment):
-    """A look at what the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`, `examples`,
-    `attention`, `closed` and `training`.
+    """A look at what the heads of one model do: tables `looks`, `wrong`, `patterns`, `alignment`, `heads`, `agreement`,
+    `examples`, `attention`, `closed` and `training`.
 
     Attention is shown while the model answers an example; for a pretrained model, on a text of the report split. A head
     is prunable if closing it alone costs less than `tolerance_nats`. The confidence is 95 % for all these claims
@@ -53,8 +54,22 @@ class Explain(Experiment):
     stages: ClassVar[Stages] = {"score": 1, "patterns": 0.4, "close each head": 1, "show": 0.4, "prove": 0.5}
     question = "What does every head look at, and what breaks without it?"
     then = "`experiment=ablate` removes heads; `experiment=interact` shows which of them stand in for each other."
-    tables = ("looks", "examples", "attention", "wrong", "heads", "agreement", "patterns", "closed", "training")
-    figures = (report.head_profiles, report.attention_maps, appendix(agreement), appendix(training_curve))
+    tables = (
+        "looks",
+        "examples",
+        "attention",
+        "wrong",
+        "heads",
+        "agreement",
+        "patterns",
+        "alignment",
+        "closed",
+        "training",
+    )
+    figures = (
+        *(report.head_profiles, report.alignment_scores, report.attention_maps),
+        *(appendix(agreement), appendix(training_curve)),
+    )
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
     head_map = staticmethod(report.head_map)
@@ -78,7 +93,9 @@ class Explain(Experiment):
         with doing("score"):
             heads = heads_table(scoring, study.scorers)
         with doing("patterns"):
-            seen = observe(subject, study.splits.score)
+            own = study.origin
+            aligned = None if own is None else alignment_of(own.task, own.splits.score)
+            seen = observe(subject, study.splits.score, aligned)
         with doing("close each head"):
             closed = close_each(subject, examples)
         worth = closed_table(subject.grid.heads, closed)
@@ -89,7 +106,7 @@ class Explain(Experiment):
         for mask in (HeadMask(subject.grid).without(*subject.grid), idle):
             equivalence.prove(mask)
         with doing("show"):
-            numbers, own = self.examples or (0,), study.origin
+            numbers = self.examples or (0,)
             shown = (
                 text_tables(study, numbers, closed) if own is None else answer_tables(own, numbers, closed, self.shown)
             )
@@ -98,7 +115,8 @@ class Explain(Experiment):
             **shown,
             "heads": heads,
             "agreement": rank_agreement(heads),
-            "patterns": seen.patterns,
+            "patterns": told_apart(seen.patterns),
+            **(alignment_table(aligned, study.splits.score, seen.patterns, heads) if aligned else {}),
             **study.training_table,
         }
         return with_proofs(study, tables, equivalence.worst)

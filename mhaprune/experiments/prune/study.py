@@ -12,11 +12,12 @@ from mhaprune.experiments.base import Findings, Setup, WithinTolerance, with_pro
 from mhaprune.experiments.can_go import summary_of
 from mhaprune.experiments.prune import report
 from mhaprune.experiments.prune.trials import WAY, Trial, Trials
-from mhaprune.experiments.shift import shift_quality, shift_table
+from mhaprune.experiments.shift import shift_quality
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.costs import Costs
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import time_removed
+from mhaprune.pruning.shift import shift_table
 from mhaprune.recoveries.base import left_digest
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.training import training_curve
@@ -120,7 +121,9 @@ class Prune(WithinTolerance):
             "recovery": table,
             "latency": latency,
             "costs": costs.table(),
-            **shift_table(study, (({name: row[name] for name in SHOWN}, trial.model) for row, trial in chosen)),
+            **shift_table(
+                subject, splits, (({name: row[name] for name in SHOWN}, trial.model) for row, trial in chosen)
+            ),
             "recovery_training": pd.concat(trials.histories) if trials.histories else pd.DataFrame(),
             **study.training_table,
         }
