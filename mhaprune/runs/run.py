@@ -17,7 +17,6 @@ from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training
 from mhaprune.progress import Step, doing, track
 from mhaprune.recoveries.base import Recovery
-from mhaprune.reporting.training import check_tensorboard, event_files
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
@@ -81,8 +80,6 @@ class Run(Checked):
     usual for this kind of model."""
     example: str | int | None = None
     """A source sequence of the user's own, for the experiment to look at. A number is read as a text of digits."""
-    tensorboard: bool = False
-    """True if the run also writes its training for TensorBoard. The results do not change."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,10 +95,6 @@ class Run(Checked):
                 f"experiment={kind}: looks into mhaprune's own model, which it trains, so it needs model=transformer;"
                 " experiment=ablate studies any model"
             )
-        if self.tensorboard:
-            if not isinstance(self.source, Recipe):
-                raise ValueError("tensorboard=true: shows training, and a pretrained model is trained already")
-            check_tensorboard()
         self.source.check()
         grid = self.source.grid
         if self.recovery and not self.experiment.recovers:
@@ -127,8 +120,7 @@ class Run(Checked):
     @property
     def identity(self) -> dict[str, Any]:
         """The first columns of every table: a fingerprint of the whole run, and the settings that identify runs."""
-        settings = {name: value for name, value in describe(self, short_target).items() if name != "tensorboard"}
-        return {"run": fingerprint(settings | self.source.decisive), **self.source.identity}
+        return {"run": fingerprint(describe(self, short_target) | self.source.decisive), **self.source.identity}
 
     @property
     def packages(self) -> list[str]:
@@ -147,9 +139,6 @@ class Run(Checked):
                 folder.write_table(name, frame)
             for name, content in results.files.items():
                 folder.write(name, content)
-            if self.tensorboard and "training" in results.found:
-                for name, content in event_files(results.found["training"]).items():
-                    folder.write(name, content)
             with doing(SHOW):
                 folder.write_figures(track(results.figures.values(), "figures", name=lambda plot: plot.name))
                 trained_with = ", ".join(f"{name} {value}" for name, value in results.trained_with.items())
