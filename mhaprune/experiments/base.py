@@ -76,8 +76,6 @@ class Experiment(Checked, ABC):
     """What to do next, in a sentence or two, for the report."""
     figures: ClassVar[Figures] = ()
     """The figures of one run, in the order of the report."""
-    tables: ClassVar[tuple[str, ...]] = ()
-    """The names of tables that the experiment may return; a search refuses other tables. Empty if not known."""
     figures_over_runs: ClassVar[Figures] = ()
     """The figures that compare several runs. Their tables have the columns `label` and `setting`."""
     stages: ClassVar[Stages] = NO_STAGES

@@ -50,8 +50,6 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings
         settings = read_settings()
         if settings.sweep is not None:
             raise ValueError(f"sweep={settings.sweep}: names a sweep, which needs -m")
-        if settings.search is not None:
-            raise ValueError("search=optuna: chooses the jobs of a sweep, which needs -m")
         run = build()
         run.source.prepare()
         refused = False

@@ -249,15 +249,15 @@ def build(config: Mapping[str, Any]) -> Run:
     return options.construct(Run, {name: value for name, value in config.items() if name not in SWEEP_SETTINGS})
 
 
-def check(config: Mapping[str, Any], again: bool) -> Run | None:
-    """Return the run of these settings. Raises `ConfigError` for settings that `build` would refuse. With `again`, a
-    pretrained model is not read, because that takes seconds; then the result is None."""
+def check(config: Mapping[str, Any], again: bool) -> None:
+    """Raise `ConfigError` for settings that `build` would refuse. With `again`, a pretrained model is not read, because
+    that takes seconds."""
     if not again or not is_pretrained(config):
-        return build(config)
+        build(config)
+        return
     given = {name: value for name, value in config.items() if name not in (*SWEEP_SETTINGS, *ONLY_TRAINED_HERE)}
     for name, value in given.items():
         options.build(get_type_hints(Run)[name], value, name)
-    return None
 
 
 def sweep_settings(config: Mapping[str, Any]) -> SweepSettings:

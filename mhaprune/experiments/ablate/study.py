@@ -51,7 +51,6 @@ class Ablate(HeadBudgets, WithinTolerance):
         "`experiment=explain` shows what the heads look at; `experiment=prune` looks for still"
         " smaller models and saves them."
     )
-    tables = ("summary", "heads", "pruning", "recovered", "agreement", "latency", "answers", "training")
     figures = (
         report.accuracy_curves,
         agreement,

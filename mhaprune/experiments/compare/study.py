@@ -88,7 +88,6 @@ class Compare(HeadBudgets):
 
     question = "Which score chooses heads best, and is a search worth its cost?"
     then = "`experiment=ablate scorer=[NAME]` removes heads by the score that you choose."
-    tables = ("winner", "methods", "heads", "pruning", "oracle", "training")
     figures = (report.regret_map, appendix(head_scores), appendix(training_curve))
     figures_over_runs = (report.compare_methods, compare_curves)
     stages: ClassVar[Stages] = {"score": 300, "best subset": 80, "prune": 15, "prove": 1}

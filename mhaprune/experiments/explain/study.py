@@ -53,7 +53,6 @@ class Explain(Experiment):
     stages: ClassVar[Stages] = {"score": 1, "patterns": 0.4, "close each head": 1, "show": 0.4, "prove": 0.5}
     question = "What does every head look at, and what breaks without it?"
     then = "`experiment=ablate` removes heads; `experiment=interact` shows which of them stand in for each other."
-    tables = ("looks", "examples", "attention", "wrong", "heads", "agreement", "patterns", "closed", "training")
     figures = (report.head_profiles, report.attention_maps, appendix(agreement), appendix(training_curve))
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)

@@ -52,7 +52,6 @@ class Interact(Experiment):
         "`experiment=prune schedule=[greedy]` chooses one head after the other, so that of two"
         " that stand in for each other one stays."
     )
-    tables = ("alone", "pairs", "together")
     figures = (report.interactions, report.together)
     stages: ClassVar[Stages] = {"score": 1, "pairs": 7, "prove": 1}
     say = staticmethod(report.say)

@@ -55,7 +55,6 @@ class Prune(WithinTolerance):
     recovers = True
     question = "How few heads are enough?"
     then = "`model_file=` with a file of `models/` in this folder studies a pruned model with any experiment."
-    tables = ("smallest", "recovery", "latency", "costs", "recovery_training", "training")
     figures = (report.recovery_curves, appendix(training_curve))
     stages: ClassVar[Stages] = {"cost": 1, "prune and recover": 450, "controls": 800, "time": 10, "prove": 1}
     say = staticmethod(report.say)

@@ -55,7 +55,6 @@ class Speed(HeadBudgets):
 
     question = "How much faster is the model with fewer heads, and at which size?"
     then = "`experiment=ablate` shows which heads can be removed, and what that costs."
-    tables = ("speed", "parts", "tradeoff", "pruning", "training")
     figures = (
         report.speedup_curves,
         report.accuracy_milliseconds,
