@@ -23,7 +23,7 @@ from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.shared_figures import compare_curves
 from mhaprune.reporting.training import training_curve
-from mhaprune.schedules.budgets import heads_to_remove, with_a_choice
+from mhaprune.schedules.budgets import with_a_choice
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics import intervals
@@ -114,7 +114,7 @@ class Compare(HeadBudgets):
 
     def __call__(self, study: Study) -> Findings:
         subject, splits = study.subject, study.splits
-        budgets = heads_to_remove(self.budgets, len(subject.grid))
+        budgets = self.removals(subject.grid)
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
         with doing("score", 1):
             compared = self._contestants(study, scoring)
@@ -126,7 +126,7 @@ class Compare(HeadBudgets):
                 subject, splits.choose, budgets, self.oracle, self.beam_width, masks, remember=study.remember
             )
         kind = "exact" if oracle.exact else "bound"
-        best = [Plan(name, 0, kind, oracle.best(k, name), str(k)) for name in OBJECTIVES for k in budgets]
+        best = [Plan(name, 0, kind, oracle.best(k, name)) for name in OBJECTIVES for k in budgets]
         with doing("prune"):
             pruned = prune(subject, [*plans, *best], splits)
         pruning, oracles = pruned.table[: len(plans)], pruned.table[len(plans) :].reset_index(drop=True)

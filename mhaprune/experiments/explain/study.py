@@ -26,6 +26,7 @@ from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import prunable, with_interval
+from mhaprune.studies.pretrained import PretrainedSource
 from mhaprune.studies.study import Study
 from mhaprune.subject import Outcome
 from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, named
@@ -65,9 +66,9 @@ class Explain(Experiment):
             raise ValueError(f"experiment.examples={list(self.examples)}: an example of your own is shown already")
         have = len(setup.source.splits.report) if setup.recipe is None else setup.recipe.task.report
         check_examples("examples", self.examples, have)
-        if setup.recipe is None:
+        if isinstance(setup.source, PretrainedSource):
             try:
-                setup.source.sketch().attention_maps(setup.source.splits.report[:1])
+                setup.source.heads.subject.attention_maps(setup.source.splits.report[:1])
             except ValueError as error:
                 raise ValueError(f"experiment=explain: {str(error).partition(';')[0]}") from None
 
