@@ -21,7 +21,6 @@ from mhaprune.pruning.plans import COSTS, Choice, Plan, choices
 from mhaprune.pruning.removal import prune
 from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import appendix
-from mhaprune.reporting.shared_figures import compare_curves
 from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.budgets import with_a_choice
 from mhaprune.scorers.scoring import Scoring, heads_table
@@ -89,7 +88,7 @@ class Compare(HeadBudgets):
     question = "Which score chooses heads best, and is a search worth its cost?"
     then = "`experiment=ablate scorer=[NAME]` removes heads by the score that you choose."
     figures = (report.regret_map, appendix(head_scores), appendix(training_curve))
-    figures_over_runs = (report.compare_methods, compare_curves)
+    figures_over_runs = (report.compare_methods,)
     stages: ClassVar[Stages] = {"score": 300, "best subset": 80, "prune": 15, "prove": 1}
     say = staticmethod(report.say)
     say_in_common = staticmethod(report.over_runs)
