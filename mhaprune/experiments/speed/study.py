@@ -19,7 +19,7 @@ from mhaprune.schedules.budgets import heads_to_remove
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.settings.ranges import Ge, Sizes, Within
 from mhaprune.studies.study import Study, Trained
-from mhaprune.tables import CHOOSE_QUALITY, DENSE_AGAIN
+from mhaprune.tables import DENSE_AGAIN
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Speed(HeadBudgets):
     question = "How much faster is the model with fewer heads, and at which size?"
     then = "`experiment=ablate` shows which heads can be removed, and what that costs."
     figures = (report.speedup_curves, report.accuracy_milliseconds)
-    stages: ClassVar[Stages] = {"sizes": 125, "trained model": 23, "prove": 1}
+    stages: ClassVar[Stages] = {"sizes": 30, "trained model": 23, "prove": 1}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
 
@@ -109,16 +109,6 @@ class Speed(HeadBudgets):
             latency = time_removed(subject, first, examples[:batch_size], self.rounds)
             floor = latency[latency["scorer"] == DENSE_AGAIN].iloc[0]
             both = pruning.merge(latency, on=[name for name in latency if name in pruning])
-            own = report.judged(both, {"pruning": pruning})
-            both["on_front"] = on_front(own["latency_ms"], own[CHOOSE_QUALITY]).reindex(both.index, fill_value=False)
             both[["aa_ratio", "aa_ratio_q1", "aa_ratio_q3"]] = floor[["speedup", "speedup_q1", "speedup_q3"]].tolist()
             parts.append(both.assign(batch_size=batch_size))
         return pruning, pd.concat(parts, ignore_index=True), difference
-
-
-def on_front(cost: pd.Series, quality: pd.Series) -> pd.Series:
-    """Return True for rows on the Pareto front: no row is at least as good in both respects and better in one."""
-    dominated = [
-        ((cost <= c) & (quality >= q) & ((cost < c) | (quality > q))).any() for c, q in zip(cost, quality, strict=True)
-    ]
-    return ~pd.Series(dominated, index=cost.index)

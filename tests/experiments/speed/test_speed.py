@@ -8,7 +8,7 @@ import pytest
 
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.speed.report import at_half, unbeaten
-from mhaprune.experiments.speed.study import Speed, on_front
+from mhaprune.experiments.speed.study import Speed
 from mhaprune.runs.run import build
 from support.composing import compose, tables_in
 from support.made_tables import text_of
@@ -68,16 +68,6 @@ def test_the_tradeoff_has_accuracy_and_time_of_every_plan_once_per_batch_size(ta
     first = pruning[pruning["draw"] == 0]
     for _, mine in tradeoff.groupby("batch_size"):
         np.testing.assert_array_equal(mine["quality"], first["quality"])
-        own = mine[mine["scorer"] != "random"]
-        np.testing.assert_array_equal(own["on_front"], on_front(own["latency_ms"], own["choose_quality"]))
-        assert own["on_front"].any()
-        assert not mine.loc[mine["scorer"] == "random", "on_front"].any(), "one draw of a control is noise"
-
-
-def test_the_front_holds_what_nothing_beats() -> None:
-    cost, quality = pd.Series([1.0, 2.0, 2.0, 3.0, 3.0, 4.0]), pd.Series([0.1, 0.5, 0.4, 0.5, 0.9, 0.9])
-    assert on_front(cost, quality).tolist() == [True, True, False, False, True, False]
-    assert on_front(pd.Series([1.0, 1.0]), pd.Series([0.5, 0.5])).tolist() == [True, True]
 
 
 def made_up() -> dict[str, pd.DataFrame]:
@@ -95,7 +85,7 @@ def made_up() -> dict[str, pd.DataFrame]:
         {"scorer": "gate", "draw": 0, "batch_size": 3, "aa_ratio": 1.0, "aa_ratio_q1": 0.99, "aa_ratio_q3": 1.01}
         | {"heads_total": 6, "heads_removed": gone, "removed": f"{gone}"}
         | {"latency_ms": time, "speedup": 8 / time, "speedup_q1": 7.9 / time, "speedup_q3": 8.1 / time}
-        | {"quality": right - 0.01, "choose_quality": right, "on_front": gone > 0}
+        | {"quality": right - 0.01, "choose_quality": right}
         for gone, time, right in ((0, 8.0, 1.0), (1, 7.0, 1.0), (2, 6.5, 0.995), (6, 2.0, 0.0))
     ]
     speed = pd.DataFrame(rows).assign(latency_ms=1.0, device="cpu (x)")
@@ -134,7 +124,7 @@ def with_a_control(tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """One draw of a control that happens to be fast and right, of several."""
     lucky = tables["tradeoff"].assign(scorer="random", latency_ms=1.0, speedup=8.0, speedup_q1=8.0, quality=1.0)
     draws = [{"scorer": "gate", "draw": 0}, *({"scorer": "random", "draw": draw} for draw in range(3))]
-    both = pd.concat([tables["tradeoff"], lucky.assign(on_front=False)], ignore_index=True)
+    both = pd.concat([tables["tradeoff"], lucky], ignore_index=True)
     return {**tables, "tradeoff": both, "pruning": pd.DataFrame(draws)}
 
 
