@@ -17,7 +17,6 @@ from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
 from mhaprune.pruning.removal import prune, time_removed
 from mhaprune.recoveries.base import recover
-from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.shared_figures import agreement, compare_curves
 from mhaprune.reporting.training import training_curve
@@ -51,13 +50,7 @@ class Ablate(HeadBudgets, WithinTolerance):
         "`experiment=explain` shows what the heads look at; `experiment=prune` looks for still"
         " smaller models and saves them."
     )
-    figures = (
-        report.accuracy_curves,
-        agreement,
-        report.latency_curves,
-        appendix(head_scores),
-        appendix(training_curve),
-    )
+    figures = (report.accuracy_curves, agreement, report.latency_curves, appendix(training_curve))
     figures_over_runs = (compare_curves,)
     stages: ClassVar[Stages] = {"score": 1, "prune": 5, "time": 5, "recover": 3, "prove": 0.3}
     say = staticmethod(report.say)

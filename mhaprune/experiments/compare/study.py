@@ -19,7 +19,6 @@ from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning.plans import COSTS, Choice, Plan, choices
 from mhaprune.pruning.removal import prune
-from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.budgets import with_a_choice
@@ -87,7 +86,7 @@ class Compare(HeadBudgets):
 
     question = "Which score chooses heads best, and is a search worth its cost?"
     then = "`experiment=ablate scorer=[NAME]` removes heads by the score that you choose."
-    figures = (report.regret_map, appendix(head_scores), appendix(training_curve))
+    figures = (report.regret_map, appendix(training_curve))
     figures_over_runs = (report.compare_methods,)
     stages: ClassVar[Stages] = {"score": 300, "best subset": 80, "prune": 15, "prove": 1}
     say = staticmethod(report.say)
