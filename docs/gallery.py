@@ -73,7 +73,6 @@ LIST = (
     Picture("recovery", "What a refit and training bring back", "recovery", PRUNE),
     Picture("regret", "Which score to trust", "regret", COMPARE),
     Picture("speed", "Speed-up at three widths", "speedup", "experiment=speed"),
-    Picture("parts", "Where the time goes", "parts", "experiment=speed"),
 )
 
 

@@ -1,8 +1,8 @@
-"""Measure findings again, and on models of other seeds: the table of docs/findings/again.md.
+"""Test the claims of results/claims.yaml on models and examples that nobody has looked at.
 
-`python scripts/findings.py` trains and measures models of seeds 0 to 9, then of 20 to 24. That takes hours; the same
-command goes on with what is left. `python scripts/findings.py refit` does one of the findings. Settings hold for all
-jobs: `launch=joblib`.
+`python scripts/findings.py` trains and measures the models of all studies, which takes hours; the same command goes on
+with what is left. `python scripts/findings.py sort reverse` does two of the studies. Settings hold for all jobs:
+`launch=joblib`. It prints a table: what is claimed, what was found, and whether the claim holds.
 """
 
 from __future__ import annotations
@@ -10,117 +10,123 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml
 
 from mhaprune.interrupts import interruptible_once
 from mhaprune.settings.plugins import results_folder
-from mhaprune.statistics.intervals import LEAST_RUNS, geometric_mean, prediction_interval, student_interval
+from mhaprune.statistics.intervals import LEAST_RUNS, holm, prediction_interval, student_interval, student_p
 
-SEEDS = {"claimed": "0,1,2,3,4,5,6,7,8,9", "found": "20,21,22,23,24"}
-SCORERS = ("ablation", "taylor_example", "taylor", "gate_output", "refit_error", "gate", "integrated_gradients_all")
-Tables = Mapping[str, pd.DataFrame]
-
-
-class Claim(NamedTuple):
-    """What is said of the mean over models, of `per_model` with a row per seed."""
-
-    words: str
-    per_model: pd.Series
-    is_ratio: bool = False
-    """Whether equal factors count equally: the mean is the geometric one."""
-
-    def value(self) -> tuple[float, float, float]:
-        """The mean over models and both ends of its 95 % interval."""
-        if self.is_ratio:
-            return geometric_mean(self.per_model)
-        return float(self.per_model.mean()), *student_interval(self.per_model)
-
-    def __str__(self) -> str:
-        decimals = 2 if self.is_ratio else 1
-        if self.per_model.nunique() == 1:
-            return f"{self.per_model.iloc[0]:.{decimals}f} in each"
-        new = () if self.is_ratio else prediction_interval(self.per_model)
-        mean, low, high, *one = (f"{np.round(end, decimals) + 0.0:.{decimals}f}" for end in (*self.value(), *new))
-        return f"{mean} ({low} to {high}{f'; one new model {one[0]} to {one[1]}' if one else ''})".replace("-", "−")
+LEVEL = 0.05
+"""The level of the whole page, over all its claims together."""
 
 
-class Finding(NamedTuple):
-    """A sweep over seeds, and what is claimed of its tables."""
+@dataclass(frozen=True)
+class Study:
+    """A sweep over seeds."""
 
-    overrides: tuple[str, ...]
-    claims: Callable[[Tables], Iterator[Claim]]
+    settings: str
+    """The settings of all jobs, as on the command line."""
+    seeds: str
+    """The seeds, `100-109`. None of them may have been looked at."""
 
-
-def refit(tables: Tables) -> Iterator[Claim]:
-    for task, rows in tables["summary"].groupby("task", sort=False):
-        for recovery, words in (("nothing", "as they are"), ("refit", "after a refit")):
-            heads = rows[rows["recovery"] == recovery].set_index("seed")["heads_removed"]
-            yield Claim(f"{task}: heads that can go {words}", heads)
-
-
-def chosen_for_a_refit(tables: Tables) -> Iterator[Claim]:
-    smallest = tables["smallest"][tables["smallest"]["recovery"] == "refit"]
-    for task, rows in smallest.groupby("task", sort=False):
-        heads = rows.pivot(index="seed", columns="schedule", values="heads_removed")
-        more = heads["greedy_refit"] - heads["one_shot"]
-        yield Claim(f"{task}: heads that can go after a refit, by greedy_refit more than by one_shot", more)
+    @property
+    def numbers(self) -> range:
+        first, _, last = self.seeds.partition("-")
+        return range(int(first), int(last or first) + 1)
 
 
-def regret(tables: Tables) -> Iterator[Claim]:
-    for task, rows in tables["methods"].groupby("task", sort=False):
-        one_shot = rows[rows["schedule"] == "one_shot"].pivot(index="seed", columns="scorer", values="regret_quality")
-        searches = rows[rows["schedule"] == "greedy"].set_index("seed")["regret_quality"]
-        for name, values in {
-            "greedy": searches,
-            **{name: one_shot[name] for name in SCORERS if name in one_shot},
-        }.items():
-            yield Claim(f"{task}: regret of {name}, points", 100 * values)
+@dataclass(frozen=True)
+class Claim:
+    """A statement about the mean over models of one number per model, and its test."""
+
+    claim: str
+    study: str
+    table: str
+    value: str
+    """A column, or a formula of columns; the number of a model is the mean over its rows."""
+    rows: str = ""
+    """A condition on the rows of the table; empty for all rows."""
+    minus: str = ""
+    """A condition on other rows of the table, whose mean is subtracted; empty to subtract nothing."""
+    above: float = nan
+    """The mean is claimed to be above this number."""
+    below: float = nan
+    """The mean is claimed to be below this number."""
+
+    @property
+    def test(self) -> str:
+        if np.isnan(self.below):
+            return f"above {self.above:g}"
+        return f"below {self.below:g}" if np.isnan(self.above) else f"{self.above:g} to {self.below:g}"
+
+    def per_model(self, table: pd.DataFrame) -> pd.Series:
+        """Return the number of each model, by its seed. Raises ValueError for a table that cannot answer."""
+        try:
+            first, second = (
+                (table.query(rows) if rows else table).assign(_value=lambda own: own.eval(self.value))
+                for rows in (self.rows, self.minus or self.rows)
+            )
+        except Exception as error:  # pandas raises many kinds for a formula
+            raise ValueError(f"claim “{self.claim}”: {' '.join(str(error).split())[:200]}") from None
+        means = [own.groupby("seed")["_value"].mean() for own in (first, second)]
+        if means[0].empty or means[1].empty:
+            raise ValueError(f"claim “{self.claim}”: no row of the table {self.table} is meant by its conditions")
+        return means[0] - means[1] if self.minus else means[0]
+
+    def p(self, values_S: pd.Series) -> float:
+        """Return the p of the claim: of two one-sided tests the larger one (Schuirmann 1987)."""
+        above = 0.0 if np.isnan(self.above) else student_p(values_S, self.above)
+        below = 0.0 if np.isnan(self.below) else student_p(-values_S, -self.below)
+        return max(above, below)
+
+    def refuted(self, values_S: pd.Series) -> bool:
+        """Return whether the interval of the mean lies outside of what is claimed."""
+        low, high = student_interval(values_S)
+        return bool(high < self.above or low > self.below)
 
 
-def interactions(tables: Tables) -> Iterator[Claim]:
-    together = tables["together"]
-    together = together[together["heads_removed"] == 2 * together["heads_total"] // 3]
-    for task, rows in together.groupby("task", sort=False):
-        rows, size = rows.set_index("seed"), int(rows["heads_removed"].iloc[0])
-        for column, words in (
-            ("expected_alone", "the costs of single heads"),
-            ("expected_pairs", "the costs of all pairs"),
-        ):
-            share = rows[column] / rows["loss_rise"]
-            yield Claim(f"{task}: share of what {size} heads cost that {words} make expect", share, is_ratio=True)
+def read_claims(path: Path) -> tuple[dict[str, Study], list[Claim]]:
+    """Return the studies and claims of a file. Raises ValueError, one line, for a file that does not say everything."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    looked_at = Study("", content.get("looked_at", "0")).numbers
+    studies = {name: Study(**given) for name, given in content["studies"].items()}
+    for name, study in studies.items():
+        if seen := sorted(set(study.numbers) & set(looked_at)):
+            raise ValueError(f"studies.{name}.seeds={study.seeds}: seed {seen[0]} was looked at, choose others")
+        if len(study.numbers) < LEAST_RUNS:
+            raise ValueError(f"studies.{name}.seeds={study.seeds}: must be {LEAST_RUNS} seeds or more")
+    known = set(Claim.__dataclass_fields__)
+    claims = []
+    for given in content["claims"]:
+        words = given.get("claim", given)
+        if unknown := sorted(set(given) - known):
+            raise ValueError(
+                f"claim “{words}”: {unknown[0]} is no part of a claim, allowed are {', '.join(sorted(known))}"
+            )
+        if missing := [name for name in ("claim", "study", "table", "value") if name not in given]:
+            raise ValueError(f"claim “{words}”: has no {missing[0]}")
+        if not {"above", "below"} & set(given):
+            raise ValueError(f"claim “{words}”: has no test, must say above, below or both")
+        if given["study"] not in studies:
+            raise ValueError(f"claim “{words}”: study={given['study']}: must be one of {', '.join(studies)}")
+        claims.append(Claim(**given))
+    return studies, claims
 
 
-BOTH = "task=sort,reverse"
-FINDINGS = {
-    "refit": Finding(
-        (
-            *("experiment=ablate", BOTH, "scorer=[ablation]", "experiment.latency_rounds=1"),
-            f"experiment.budgets={list(range(6, 23))}",
-        ),
-        refit,
-    ),
-    "chosen_for_a_refit": Finding(
-        (
-            *("experiment=prune", BOTH, "scorer=[ablation]", "schedule=[one_shot,greedy_refit]", "recovery=[refit]"),
-            *(f"experiment.budgets={[12, *range(14, 23)]}", "experiment.latency_rounds=1"),
-        ),
-        chosen_for_a_refit,
-    ),
-    "regret": Finding(("experiment=compare", BOTH, f"scorer=[{','.join(SCORERS)}]"), regret),
-    "interactions": Finding(("experiment=interact", BOTH), interactions),
-}
-
-
-def measured(folder: Path, name: str, seeds: str, settings: Sequence[str]) -> Tables:
-    """The tables of the sweep in the folder, which is done or goes on. Raises ValueError if a job of it fails, and
-    KeyboardInterrupt if it was interrupted."""
+def measured(folder: Path, study: Study, settings: Sequence[str]) -> Mapping[str, pd.DataFrame]:
+    """Return the tables of the sweep in the folder, which is done or goes on. Raises ValueError if a job of it fails,
+    and KeyboardInterrupt if it was interrupted."""
     script = Path(__file__).parent / "run.py"
-    overrides = [*FINDINGS[name].overrides, f"seed={seeds}", *settings, f"hydra.sweep.dir={folder}"]
+    seeds = f"seed={','.join(map(str, study.numbers))}"
+    overrides = [*study.settings.split(), seeds, *settings, f"hydra.sweep.dir={folder}"]
     # In a session of its own: a second signal, straight from the terminal, would stop it before its jobs have saved.
     sweep = subprocess.Popen([sys.executable, str(script), "-m", *overrides], start_new_session=True)
     with interruptible_once():
@@ -131,60 +137,64 @@ def measured(folder: Path, name: str, seeds: str, settings: Sequence[str]) -> Ta
             sweep.wait()  # its jobs save
             raise
     if code:
-        raise ValueError(f"{name}: the sweep in {folder} ended with exit code {code}, the same command goes on with it")
+        raise ValueError(f"the sweep in {folder} ended with exit code {code}, the same command goes on with it")
     return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
 
 
-def overlap(first: Claim, second: Claim) -> bool:
-    """Whether the intervals have a value in common."""
-    (_, low, high), (_, other_low, other_high) = first.value(), second.value()
-    return max(low, other_low) <= min(high, other_high)
-
-
-def lines(claimed: Sequence[Claim], found: Sequence[Claim]) -> Iterator[str]:
-    """A Markdown table, and how many intervals overlap."""
-    counts = [f"{len(claims[0].per_model)} models" for claims in (claimed, found)]
-    yield f"| | claimed, {counts[0]} | found, {counts[1]} | intervals overlap |"
-    yield "|---|---|---|---|"
-    both = list(zip(claimed, found, strict=True))
-    for first, second in both:
-        yield f"| {first.words} | {first} | {second} | {'yes' if overlap(first, second) else 'no'} |"
+def lines(claims: Sequence[Claim], tables: Mapping[str, Mapping[str, pd.DataFrame]]) -> Iterator[str]:
+    """Yield a Markdown table of the claims, and how many hold. Raises ValueError for a claim without its table."""
+    for claim in claims:
+        if claim.table not in tables[claim.study]:
+            known = ", ".join(sorted(tables[claim.study]))
+            raise ValueError(f"claim “{claim.claim}”: table={claim.table}: must be one of {known}")
+    found = [claim.per_model(tables[claim.study][claim.table]) for claim in claims]
+    ps = [claim.p(values_S) for claim, values_S in zip(claims, found, strict=True)]
+    yield "| claim | models | claimed mean | found mean (95 % interval) | one new model | p | p, Holm | |"
+    yield "|---|---|---|---|---|---|---|---|"
+    verdicts = []
+    for claim, values_S, p, corrected in zip(claims, found, ps, holm(np.array(ps)), strict=True):
+        ends, one = student_interval(values_S), prediction_interval(values_S)
+        verdicts.append("holds" if corrected < LEVEL else "**fails**" if claim.refuted(values_S) else "undecided")
+        cells = [claim.claim, len(values_S), claim.test, f"{_text(values_S.mean())} ({_text(*ends)})", _text(*one)]
+        yield f"| {' | '.join(map(str, [*cells, _p(p), _p(corrected), verdicts[-1]]))} |"
     yield ""
-    yield f"{sum(overlap(*each) for each in both)} of {len(both)} intervals overlap."
+    counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in VERDICTS.items()]
+    yield f"Of {len(claims)} claims {', '.join(counts)}, at a level of {LEVEL:g} for all of them together."
+
+
+VERDICTS = {"holds": "hold", "**fails**": "fail", "undecided": "are not decided"}
+
+
+def _text(*numbers: float) -> str:
+    """Return numbers with three digits or, from 100 on, without decimals."""
+    return " to ".join(f"{each:.{max(0, 2 - int(np.log10(max(abs(each), 1))))}f}" for each in numbers).replace("-", "−")
+
+
+def _p(p: float) -> str:
+    return "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(FINDINGS)}; KEY=VALUE; default: all")
-    for which, seeds in SEEDS.items():
-        parser.add_argument(f"--{which}", default=seeds, metavar="SEEDS", help=f"default: {seeds}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="studies of the file, default: all; KEY=VALUE")
+    claimed = Path(__file__).parents[1] / "results" / "claims.yaml"
+    parser.add_argument("--claims", type=Path, default=claimed, help="the file of claims, default: results/claims.yaml")
     place = results_folder() / "findings"
     parser.add_argument("--folder", type=Path, default=place, help=f"where the sweeps are, default: {place}")
     chosen = parser.parse_intermixed_args(arguments)
     settings = [name for name in chosen.names if "=" in name]
-    names = [name for name in chosen.names if "=" not in name] or list(FINDINGS)
-    if unknown := [name for name in names if name not in FINDINGS]:
-        print(f"error: NAME={unknown[0]}: no such finding, allowed are {', '.join(FINDINGS)}", file=sys.stderr)
-        return 1
-    if few := [which for which in SEEDS if len(getattr(chosen, which).split(",")) < LEAST_RUNS]:
-        given = f"--{few[0]}={getattr(chosen, few[0])}"
-        print(
-            f"error: {given}: must be {LEAST_RUNS} seeds or more, such as 0,1,2, or there is no interval",
-            file=sys.stderr,
-        )
-        return 1
-    claims: dict[str, list[Claim]] = {which: [] for which in SEEDS}
     try:
-        for which in SEEDS:
-            for name in names:
-                tables = measured(chosen.folder / f"{name}-{which}", name, getattr(chosen, which), settings)
-                claims[which] += FINDINGS[name].claims(tables)
+        studies, claims = read_claims(chosen.claims)
+        names = [name for name in chosen.names if "=" not in name] or list(studies)
+        if unknown := [name for name in names if name not in studies]:
+            raise ValueError(f"NAME={unknown[0]}: no such study, allowed are {', '.join(studies)}")
+        tables: dict[str, Any] = {n: measured(chosen.folder / n, studies[n], settings) for n in names}
+        print("\n".join(lines([claim for claim in claims if claim.study in names], tables)))
     except KeyboardInterrupt:
         return 130
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print("\n".join(lines(*claims.values())))
     return 0
 
 

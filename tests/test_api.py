@@ -214,7 +214,7 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         lambda h: h.prune(by={"attention.0.0": 1}),
         lambda h: h.prune(by=h.score("ablation", "random")),
         lambda h: h.prune(by=h.score("ablation").drop(columns="head")),
-        lambda h: h.mask(by="knapsack", even=True),
+        lambda h: h.mask(by="swap_after_greedy", even=True),
         lambda h: h.mask(by="one_shot"),
         lambda h: h.mask(by="greedy", rescore_every=2),
         lambda h: h.report(by=[3]),  # type: ignore[list-item]

@@ -108,8 +108,7 @@ SWEEPS = [
     (["seed=range(0,1000000000)"], "seed=range(0,1000000000): are more jobs than max_jobs=10000"),
     (["seed=range(0,200)", "num_threads=range(1,101)"], "seed=range(0,200) num_threads=range(1,101): are more jobs"),
     (["seed=glob(*)"], "seed=glob(*): holds no value; glob chooses options of a group"),
-    (["seed=0,1", "search=optuna", "search.column=nosuch"], "search.column=nosuch: there is no table nosuch, allowed"),
-    (["seed=0,abc", "search=optuna"], "seed='abc': must be a whole number"),
+    (["training.learning_rate=interval(0.1,0.2)"], "training.learning_rate=interval(0.1,0.2): names no values, write"),
 ]
 """Sweeps that no job of can be begun."""
 
@@ -153,7 +152,7 @@ def test_a_training_that_diverges_says_what_to_change(tmp_path: Path) -> None:
     assert "HYDRA_FULL_ERROR" not in done.stderr
 
 
-@pytest.mark.parametrize("given", ["time_limit=0.0001", "sweep=x", "search=optuna", "launch=joblib", "hydra.run.dir=x"])
+@pytest.mark.parametrize("given", ["time_limit=0.0001", "sweep=x", "launch=joblib", "hydra.run.dir=x"])
 def test_what_only_the_command_line_does_is_refused_in_python(given: str) -> None:
     with pytest.raises(ValueError, match=f"^{given}: is for the command line alone"):
         mhaprune.run("experiment=train", given)

@@ -50,7 +50,8 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_leaves_what_the_house_promises(first: Path) -> None:
     folder = first / "run"
     tables = tables_in(folder)
-    assert set(tables) == {"summary", "heads", "pruning", "recovered", "answers", "agreement", "latency", "training"}
+    own = {"summary", "heads", "pruning", "recovered", "answers", "agreement", "latency", "shift", "training"}
+    assert set(tables) == own
     heads, pruning = tables["heads"], tables["pruning"]
     total = 2 + 2 + 2
     assert len(heads) == total * (3 + 3)

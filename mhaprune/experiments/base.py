@@ -15,7 +15,7 @@ from mhaprune.reporting.head_map import Verdict, heads_that_matter
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import Figures, Plot, draw
 from mhaprune.schedules.base import Schedule
-from mhaprune.schedules.budgets import Budget, check_budgets, heads_to_remove, removing
+from mhaprune.schedules.budgets import check_budgets, heads_to_remove
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.ranges import Checked, Ge, Within
 from mhaprune.studies.study import Source, Study
@@ -76,8 +76,6 @@ class Experiment(Checked, ABC):
     """What to do next, in a sentence or two, for the report."""
     figures: ClassVar[Figures] = ()
     """The figures of one run, in the order of the report."""
-    tables: ClassVar[tuple[str, ...]] = ()
-    """The names of tables that the experiment may return; a search refuses other tables. Empty if not known."""
     figures_over_runs: ClassVar[Figures] = ()
     """The figures that compare several runs. Their tables have the columns `label` and `setting`."""
     stages: ClassVar[Stages] = NO_STAGES
@@ -133,9 +131,9 @@ class HeadBudgets(Experiment):
         for schedule in setup.schedules.values():
             heads_to_remove(self.budgets, len(setup.grid), len(schedule.smallest(setup.grid).removed))
 
-    def removals(self, grid: HeadGrid) -> list[Budget]:
-        """Return the budgets for a model with these heads, from the fewest heads to remove to the most."""
-        return removing(heads_to_remove(self.budgets, len(grid)), grid)
+    def removals(self, grid: HeadGrid) -> list[int]:
+        """Return the numbers of heads to remove from a model with these heads, ascending and always with 0."""
+        return heads_to_remove(self.budgets, len(grid))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from mhaprune.reporting import plots
@@ -15,13 +16,20 @@ def say_shift(tables: Tables) -> Iterator[str]:
     """Yield a sentence per kind of examples: the quality with all heads, without some, and after each recovery."""
     if "shift" not in tables:
         return
-    for kind, rows in tables["shift"].groupby("examples_of", sort=False):
+    for kind, rows in _smallest(tables["shift"]).groupby("examples_of", sort=False):
         whole, *others = rows.to_dict("records")
-        if kind == USUAL or not any(row["heads_removed"] for row in others):
+        if kind == USUAL or not others:
             continue
         parts = ", ".join(f"{share(row[QUALITY])} {_which(row, tables)}" for row in others)
         usual = f"{quality_name(tables)} is {share(whole[QUALITY])} with all {unit_name(tables)}"
         yield f"On other examples than the usual ones, {kind}, {usual}, {parts}."
+
+
+def _smallest(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the whole model and, for each recovery, of the model with the most heads removed."""
+    whole, others = table[table["scorer"] == DENSE], table[(table["scorer"] != DENSE) & (table["heads_removed"] > 0)]
+    most = others.groupby("recovery")["heads_removed"].transform("max")
+    return pd.concat([whole, others[others["heads_removed"] == most].drop_duplicates(["recovery", "examples_of"])])
 
 
 def _which(row: Mapping[Any, Any], tables: Tables) -> str:
@@ -32,7 +40,7 @@ def _which(row: Mapping[Any, Any], tables: Tables) -> str:
 @needs("shift")
 def shift_quality(tables: Tables) -> Plot | None:
     """Draw the quality on each kind of examples: a line per kind, a mark per model."""
-    table = tables["shift"]
+    table = _smallest(tables["shift"])
     kinds, models = list(table["examples_of"].unique()), ["scorer", "recovery", "heads_removed"]
     figure = Figure(figsize=(7, 1.4 + 0.55 * len(kinds)))
     axes = figure.add_subplot()

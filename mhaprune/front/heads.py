@@ -25,7 +25,6 @@ from mhaprune.recoveries.base import Recovery, RecoveryContext
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refit import Refit
 from mhaprune.schedules.base import Schedule, Stepwise
-from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
@@ -210,7 +209,7 @@ class Heads(ModelWithData):
             schedule = replace(schedule, scope="per_block")
         if schedule.removes:
             self.check_removable()
-        made = choices(self.scoring, scorers, schedule, removing(counts, self.grid), draws=1)
+        made = choices(self.scoring, scorers, schedule, counts, draws=1)
         return [plan.mask for plan in plans_of(made)]
 
     def _kept(self, keep: float | int, even: bool, divisible_by: int) -> int:

@@ -143,8 +143,8 @@ class Seq2Seq(EncoderDecoder, GatedModel):
             steps: list[Step] = []
             for layer, memory in layers if use_cache else ():
                 own, cross = (pieces.get(each.block) for each in (layer.self_attention, layer.cross))
-                steps.append(self.attention_step(layer.self_attention, own, max_tokens))
-                steps.append(self.attention_step(layer.cross, cross, max_tokens, memory, bias))
+                steps.append(attention_step(layer.self_attention, own, max_tokens))
+                steps.append(attention_step(layer.cross, cross, max_tokens, memory, bias))
                 steps.append(layer.feed_forward)
 
             def next_logits(tokens_BT: Tensor) -> Tensor:
@@ -161,8 +161,6 @@ class Seq2Seq(EncoderDecoder, GatedModel):
                 return self.output(self.decoder_norm(x_BD))
 
             return decode_greedily(next_logits, source_BS, max_tokens, stop=stop)
-
-    attention_step = staticmethod(attention_step)
 
     def count_flops(self, batch: Examples) -> int:
         S, T, D = batch.source.shape[1], batch.target.shape[1], self.config.d_model

@@ -1,1 +1,1 @@
-"""Removal of heads from models: plans, removal with its proof, the costs of heads, and the best subset."""
+"""Removal of heads from models: plans, removal with its proof, and the best subset."""

@@ -1,4 +1,4 @@
-"""Plans: the heads to remove, by scorer, schedule and budget. No head is removed here."""
+"""Plans: the heads to remove, by scorer, schedule and number. No head is removed here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from mhaprune.measure.outcomes import gate_gradients, measure, measure_removed
 from mhaprune.progress import doing, track
 from mhaprune.recoveries.refitting import RefitTargets, refit, show
 from mhaprune.schedules.base import Evidence, Schedule
-from mhaprune.schedules.budgets import Budget
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.refit_error import RefitError
 from mhaprune.scorers.scoring import Scoring, naming, settings_text
@@ -30,13 +29,12 @@ SEARCH = "search"
 
 
 class Plan(NamedTuple):
-    """A mask, and the scorer, draw, schedule and budget that chose it."""
+    """A mask, and the scorer, draw and schedule that chose it."""
 
     scorer: str
     draw: int
     schedule: str
     mask: HeadMask
-    budget: str = ""
 
 
 class Choice(NamedTuple):
@@ -58,7 +56,7 @@ def choices(
     scoring: Scoring,
     scorers: Mapping[str, Scorer],
     schedule: Schedule,
-    budgets: Sequence[Budget],
+    budgets: Sequence[int],
     name: str | None = None,
     draws: int | None = None,
     whole: HeadGrid | None = None,
@@ -66,15 +64,14 @@ def choices(
     """Yield a choice for each scorer, with a plan for each draw and budget. For a schedule that uses no scores, yield
     one choice under the name of the schedule.
 
-    `name` is the name of the schedule, by default the name of its option. `draws` is the largest number of draws of a
-    random scorer, by default all. `whole` is the grid before any heads were removed, by default the grid of the
-    subject.
+    A budget is a number of heads to remove. `name` is the name of the schedule, by default the name of its option.
+    `draws` is the largest number of draws of a random scorer, by default all. `whole` is the grid before any heads were
+    removed, by default the grid of the subject.
     """
     subject, how = scoring.subject, name or option_name(schedule)
 
-    def planned(name: str, draw: int, search: Search, budgets: Sequence[Budget]) -> list[Plan]:
-        masks = search(schedule, budgets)
-        return [Plan(name, draw, how, mask, budget.name) for mask, budget in zip(masks, budgets, strict=True)]
+    def planned(name: str, draw: int, search: Search, budgets: Sequence[int]) -> list[Plan]:
+        return [Plan(name, draw, how, mask) for mask in search(schedule, budgets)]
 
     if schedule.scoring == "none":
         search = Search(scoring, whole=whole)
@@ -83,7 +80,7 @@ def choices(
         yield Choice(how, how, SEARCH, settings_text(schedule), plans, search.cost)
         return
     for name, scorer in track(scorers.items(), how, name=lambda each: each[0]):
-        kept = [budget.heads_kept(subject.grid) for budget in budgets]
+        kept = [len(subject.grid) - budget for budget in budgets]
         by_budget = scorers_for(scorer, kept, len(subject.grid), schedule.scoring == "repeated")
         plans, costs = [], []
         for told in dict.fromkeys(by_budget):
@@ -124,13 +121,12 @@ def plan_words(plan: Plan) -> str:
 
 
 def plan_columns(plan: Plan) -> dict[str, Any]:
-    """Return the columns of a plan: its scorer, schedule and budget, and the removed heads."""
+    """Return the columns of a plan: its scorer and schedule, and the removed heads."""
     total, removed = len(plan.mask.grid), len(plan.mask.removed)
     return {
         "scorer": plan.scorer,
         "draw": plan.draw,
         "schedule": plan.schedule,
-        "budget": plan.budget,
         "heads_total": total,
         "heads_kept": total - removed,
         "heads_removed": removed,
@@ -166,7 +162,7 @@ class Search:
     """The cost of the call: passes over the score split, and seconds."""
     refitting: list[Refits] = field(default_factory=list)
 
-    def __call__(self, schedule: Schedule, budgets: Sequence[Budget]) -> list[HeadMask]:
+    def __call__(self, schedule: Schedule, budgets: Sequence[int]) -> list[HeadMask]:
         if self.scorer is not None:
             self.scoring(self.name, self.scorer)  # now, so that its time does not count as the search's
         start = time.perf_counter()

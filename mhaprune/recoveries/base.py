@@ -1,8 +1,10 @@
 """The base of recoveries. Each takes a model that has lost heads and returns a better one of the same shape."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from math import nan
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import pandas as pd
@@ -102,6 +104,8 @@ class RecoveryResult(NamedTuple):
     model: Left
     history: pd.DataFrame
     note: str
+    seconds: float
+    """The time that the recovery took when it was computed. A time of one run on one machine, not measured in turn."""
 
 
 def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, remember: Remember) -> RecoveryResult:
@@ -109,11 +113,19 @@ def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, 
     diverges, the model is returned as it was."""
 
     def make(state: State | None, save: Callable[[State], None]) -> State:
+        start = time.perf_counter()
         try:
             model, history = recovery(lesson, left, draw, state, save)
         except Diverged as error:
-            return {"weights": None, "history": {}, "note": f"diverged, so it is as it was: {error}"}
-        return {"weights": model.module.state_dict(), "history": history.to_dict("list"), "note": ""}
+            return {"weights": None, "history": {}, "note": f"diverged, so it is as it was: {error}", "seconds": nan}
+        # The history of a training that was interrupted has the seconds of all its parts.
+        seconds = float(history["seconds"].iloc[-1]) if len(history) else time.perf_counter() - start
+        return {
+            "weights": model.module.state_dict(),
+            "history": history.to_dict("list"),
+            "note": "",
+            "seconds": seconds,
+        }
 
     settings = describe(recovery)
     settings.pop("draws", None)  # one draw is the same however many others there are
@@ -127,7 +139,7 @@ def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, 
     model = left.copied()
     if content["weights"] is not None:
         model.module.load_state_dict(content["weights"])
-    return RecoveryResult(model, pd.DataFrame(content["history"]), content["note"])
+    return RecoveryResult(model, pd.DataFrame(content["history"]), content["note"], content.get("seconds", nan))
 
 
 def left_digest(left: Left) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import pandas as pd
@@ -11,7 +12,8 @@ import torch
 
 from mhaprune.heads import HeadGrid, HeadId
 from mhaprune.recoveries.base import Recovery, RecoveryContext, State
-from mhaprune.settings.ranges import Ge
+from mhaprune.settings.ranges import Ge, Within
+from mhaprune.storage.cache import weights_digest
 
 if TYPE_CHECKING:
     from mhaprune.model.transformer import Seq2Seq
@@ -30,13 +32,17 @@ class FromScratch(Recovery):
 
     draws: Annotated[int, Ge(1)] = 3
     """Number of models to train, each from different random weights."""
+    distillation: Annotated[float, Within(0, 1)] = 0.0
+    """The weight, 0 to 1, of the distillation loss in the objective: the small model learns from the answers of the
+    dense one, too. See `Descent.distil`."""
 
     @property
     def why_only_ours(self) -> str:
         return "trains as the model was trained"
 
     def starts_from(self, lesson: RecoveryContext, left: Seq2Seq) -> Any:
-        return [list(left.grid.sizes), lesson.extra_steps]
+        taught_by = [weights_digest(lesson.dense.module)] if self.distillation else []
+        return [list(left.grid.sizes), lesson.extra_steps, *taught_by]
 
     def __call__(
         self, lesson: RecoveryContext, left: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
@@ -49,5 +55,8 @@ class FromScratch(Recovery):
         vocabulary_size, device = left.output.out_features, left.positions.device
         model = type(left)(left.config, vocabulary_size, None, grid).to(device)
         training = replace(lesson.training, steps=lesson.training.steps + lesson.extra_steps)
+        objective = None
+        if self.distillation:
+            objective = partial(training.distil, teacher=lesson.dense, share=self.distillation)
         splits = lesson.splits
-        return model, training(model, splits.train, splits.valid, None, seed, state, save)
+        return model, training(model, splits.train, splits.valid, None, seed, state, save, objective)

@@ -1,9 +1,6 @@
-"""The course of training: a figure of loss, accuracy and gates, and event files for TensorBoard."""
+"""The course of training: a figure of loss, accuracy and gates."""
 
-import importlib.util
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -71,27 +68,3 @@ def _draw_gates(
         axes.locator_params(nbins=4)
     if len(shown) <= MOST_NAMED:
         legend_above(figure, [shown[number] for number in sorted(shown)])
-
-
-def check_tensorboard() -> None:
-    """Raise ValueError if TensorBoard is not installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise ValueError("tensorboard=true: is not installed: pip install -e '.[tensorboard]'")
-
-
-def event_files(history: pd.DataFrame) -> dict[str, bytes]:
-    """Return the table `training` as event files for TensorBoard, by name. Gates form a group, as
-    `gate/encoder_self.0.0`.
-
-    Missing numbers, such as the loss before the first step, are left out.
-    """
-    from torch.utils.tensorboard import SummaryWriter  # takes seconds
-
-    curves = history.set_index("step").select_dtypes("number")
-    with TemporaryDirectory() as folder:
-        with SummaryWriter(folder) as writer:
-            for name, curve in curves.items():
-                tag = str(name).replace(GATE, "gate/", 1) if str(name).startswith(GATE) else f"training/{name}"
-                for step, value in curve.dropna().items():
-                    writer.add_scalar(tag, value, step)
-        return {f"tensorboard/{path.name}": path.read_bytes() for path in Path(folder).iterdir()}

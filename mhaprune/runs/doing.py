@@ -4,7 +4,6 @@ However the process of a job ends, its end is recorded and the next job starts.
 """
 
 import ctypes
-import importlib
 import logging
 import math
 import multiprocessing
@@ -16,7 +15,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
@@ -50,8 +48,6 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings
         settings = read_settings()
         if settings.sweep is not None:
             raise ValueError(f"sweep={settings.sweep}: names a sweep, which needs -m")
-        if settings.search is not None:
-            raise ValueError("search=optuna: chooses the jobs of a sweep, which needs -m")
         run = build()
         run.source.prepare()
         refused = False
@@ -156,19 +152,15 @@ def isolated(
     """Do the work in a fork of this process. Return a text that says how the fork was killed, or None if it ended by
     itself.
 
-    The fork starts fast, because everything is imported already. Modules that the fork imports are then imported here
-    too, for the next fork. The fork ends if this process ends, and soon after `wanted` returns False. If a signal asks
-    this process to stop, the fork saves first. The work must end by itself within `time_limit` seconds; otherwise the
-    fork is killed some seconds later.
+    The fork starts fast, because everything is imported already. It ends if this process ends, and soon after `wanted`
+    returns False. If a signal asks this process to stop, the fork saves first. The work must end by itself within
+    `time_limit` seconds; otherwise the fork is killed some seconds later.
     """
-    fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe(duplex=False)
-    process = fork.Process(target=_child, args=(work, theirs))
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(work,))
     with warnings.catch_warnings():
         # Python 3.12 warns that a fork has no threads. This process only waits; torch starts its threads later.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
-    theirs.close()
 
     def stop() -> None:
         process.terminate()
@@ -176,14 +168,13 @@ def isolated(
 
     try:
         with before_stopping(stop):
-            if not _ended(process, ours, None if time_limit is None else time_limit + GRACE, wanted):
+            if not _ended(process, None if time_limit is None else time_limit + GRACE, wanted):
                 stop()
     finally:
         overdue = process.is_alive()
         if overdue:
             process.kill()
             process.join()
-        ours.close()
     if process.exitcode is None or process.exitcode >= 0:
         return None
     if overdue:
@@ -193,36 +184,23 @@ def isolated(
     return f"killed by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
 
 
-def _ended(process: ForkProcess, imported: Connection, seconds: float | None, wanted: Callable[[], bool]) -> bool:
-    """Wait until the process ends or the time is over, and return True.
-
-    Return False as soon as `wanted` returns False. When the process ends, it sends the names of its imported modules,
-    which are then imported here.
-    """
+def _ended(process: ForkProcess, seconds: float | None, wanted: Callable[[], bool]) -> bool:
+    """Wait until the process ends or the time is over, and return True; return False as soon as `wanted` does."""
     deadline = math.inf if seconds is None else time.monotonic() + seconds
-    while not imported.poll(min(PAUSE, max(0.0, deadline - time.monotonic()))):
-        if time.monotonic() >= deadline:
-            return True
+    while process.is_alive() and time.monotonic() < deadline:
         if not wanted():
             return False
-    with suppress(EOFError):
-        for name in imported.recv():
-            with suppress(Exception):
-                importlib.import_module(name)
-    process.join(GRACE)
+        process.join(min(PAUSE, max(0.0, deadline - time.monotonic())))
     return True
 
 
-def _child(work: Callable[[], None], imported: Connection) -> None:
+def _child(work: Callable[[], None]) -> None:
     end_with_parent()
-    before = set(sys.modules)
     with interruptible_once():
         try:
             work()
         except BaseException:  # the work has logged the error
             sys.exit(1)
-        finally:
-            imported.send([name for name in sys.modules if name not in before])
 
 
 def end_with_parent(parent: int | None = None) -> None:

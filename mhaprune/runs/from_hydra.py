@@ -10,30 +10,26 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mhaprune.interrupts import handling
 from mhaprune.runs.doing import end_with_parent
-from mhaprune.runs.jobs import Job, Sweep
+from mhaprune.runs.jobs import Job
 from mhaprune.runs.launching import do_sweep
-from mhaprune.runs.run import Run, build, check
-from mhaprune.runs.searching import OptunaSearch, check_optuna
+from mhaprune.runs.run import build, check
 from mhaprune.settings.plugins import conf_folder, results_folder
 from mhaprune.settings.sweep import SweepSettings
 from mhaprune.storage.store import LOCK, refuse_links
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
 
 Values = Callable[[DictConfig, Sequence[str]], dict[str, Any]]
 """A function that takes a config and the overrides that made it, and returns the config as plain values."""
@@ -56,17 +52,13 @@ class HydraLauncher:
         return str(build(self.values(self._composed(job.overrides), job.overrides)).identity["run"])
 
     def check(self, job: Job) -> None:
+        """Raise ValueError for a job that would be refused. A pretrained model is read only the first time."""
         refuse_links("hydra.sweep.dir", self.root, [f"{job.name}/{name}" for name in files_of_hydra(self.config)])
-        self.fits(job.overrides)
-
-    def fits(self, overrides: Sequence[str]) -> Run | None:
-        """Return the run of these settings. Raises ValueError for settings that a job would refuse. A pretrained model
-        is read only the first time; afterwards, the result for the same model is None."""
         groups = ("model", "data", "objective", "shift", "plugins")
-        model = [one for one in overrides if re.split(r"[.=@]", one.lstrip("+~"))[0] in groups]
+        model = [one for one in job.overrides if re.split(r"[.=@]", one.lstrip("+~"))[0] in groups]
         again = model in self.seen
         self.seen.append(model)
-        return check(self.values(self._composed(overrides), overrides), again)
+        check(self.values(self._composed(job.overrides), job.overrides), again)
 
     def start(self, jobs: Sequence[Job], starts: int) -> None:
         settings = self.config.hydra.launcher
@@ -106,23 +98,9 @@ def launch(
     with open_dict(config):
         config.hydra.sweep.dir = str(root)
     launcher = HydraLauncher(config, loader, task, values, root)
-    overrides, sources = _overrides(config, launcher.parser), _sources(config)
-    check_counts(overrides, how)
-    if how.search is None:
-        do_sweep(root, all_settings(overrides), sources, how, launcher)
-        return
-    check_optuna()
-    search, before = OptunaSearch(how.search, *to_choose(overrides), root), Sweep.read(root)
-    for one_of_each in search.each_value():
-        run = launcher.fits(one_of_each)
-        if run is not None and run.experiment.tables:  # else they are not known beforehand
-            search.check_table(run.experiment.tables)
-    settings = search.more([]) if before is None else search.again(before)
-    try:
-        do_sweep(root, settings, sources, how, launcher, list(search.space), search.more)
-    finally:
-        if (sweep := Sweep.read(root)) is not None:
-            print(search.best(sweep.jobs))
+    overrides = _overrides(config, launcher.parser)
+    check_counts(overrides, how.max_jobs)
+    do_sweep(root, all_settings(overrides), _sources(config), how, launcher)
 
 
 def files_of_hydra(config: DictConfig) -> list[str]:
@@ -149,17 +127,20 @@ def _root(config: DictConfig, how: SweepSettings) -> Path:
     return results_folder() / "sweeps" / how.sweep
 
 
-def check_counts(overrides: Sequence[Override], how: SweepSettings) -> None:
-    """Raise ValueError for a setting without values, or for more than `max_jobs` jobs. Long ranges are not expanded."""
+def check_counts(overrides: Sequence[Override], max_jobs: int) -> None:
+    """Raise ValueError for a setting without a list of values, or for more than `max_jobs` jobs. Long ranges are not
+    expanded."""
     counts = {}
     for one in overrides:
-        if one.is_sweep_override() and not one.is_interval_sweep():
-            text, values = str(one.input_line), itertools.islice(one.sweep_string_iterator(), how.max_jobs + 1)
-            counts[text] = sum(1 for _ in values)
+        text = str(one.input_line)
+        if one.is_interval_sweep():
+            raise ValueError(f"{text}: names no values, write them out, for example {one.get_key_element()}=1,2,4")
+        if one.is_sweep_override():
+            counts[text] = sum(1 for _ in itertools.islice(one.sweep_string_iterator(), max_jobs + 1))
             if not counts[text]:
                 raise ValueError(f"{text}: holds no value; glob chooses options of a group, range(0,5) are 0 to 4")
-    if (math.prod if how.search is None else max)([1, *counts.values()]) > how.max_jobs:
-        raise ValueError(f"{' '.join(counts)}: are more jobs than max_jobs={how.max_jobs}")
+    if math.prod(counts.values()) > max_jobs:
+        raise ValueError(f"{' '.join(counts)}: are more jobs than max_jobs={max_jobs}")
 
 
 def _overrides(config: DictConfig, parser: OverridesParser) -> list[Override]:
@@ -174,32 +155,9 @@ def all_settings(overrides: Sequence[Override]) -> list[list[str]]:
     """Return the settings of every job. If a setting is given twice, the last one counts."""
     values: dict[str, list[str]] = {}
     for one in overrides:
-        if one.is_interval_sweep():
-            raise ValueError(f"{one.input_line}: needs search=optuna, which chooses values in a range")
         each = one.sweep_string_iterator() if one.is_sweep_override() else [one.get_value_element_as_str()]
         values[one.get_key_element()] = [f"{one.get_key_element()}={value}" for value in each]
     return list(map(list, itertools.product(*values.values())))
-
-
-def to_choose(overrides: Sequence[Override]) -> tuple[list[str], dict[str, BaseDistribution]]:
-    """Return the settings that every job has, and the allowed values of the settings to search."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    space: dict[str, BaseDistribution] = {}
-    for one in (one for one in overrides if one.is_sweep_override()):
-        values: Any = one.value()
-        if not isinstance(values, IntervalSweep):
-            space[one.get_key_element()] = CategoricalDistribution(list(one.sweep_string_iterator()))
-            continue
-        whole = isinstance(values.start, int) and isinstance(values.end, int)
-        kind: Any = IntDistribution if whole else FloatDistribution
-        try:
-            space[one.get_key_element()] = kind(values.start, values.end, log="log" in values.tags)
-        except ValueError:
-            raise ValueError(
-                f"{one.input_line}: must go from a number to a higher one, and be above 0 with tag(log,...)"
-            ) from None
-    return [str(one.input_line) for one in overrides if not one.is_sweep_override()], space
 
 
 def _sources(config: DictConfig) -> list[str]:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mhaprune.progress import duration
@@ -38,6 +38,13 @@ class Job:
     """The settings that differ between jobs, in full."""
     overrides: list[str]
     """All settings of the job as they were typed."""
+
+    @classmethod
+    def of(cls, overrides: Sequence[str], varies: Sequence[str]) -> Job:
+        """Return the job with these settings. `varies` names the settings in which jobs differ."""
+        own = sorted(one for one in overrides if _key(one) in varies)
+        readable = "-".join(re.sub(r"[^\w.-]+", "_", one, flags=re.ASCII).strip("_") for one in own) or "job"
+        return cls(f"{readable[: LONGEST - 13]}-{fingerprint(own)}", ", ".join(own) or "the only job", list(overrides))
 
 
 @dataclass(frozen=True)
@@ -73,18 +80,18 @@ class Sweep:
 
     @classmethod
     def begin(
-        cls, folder: Path, place: str, settings: Sequence[Sequence[str]], sources: object, varying: Sequence[str] = ()
+        cls, folder: Path, place: str, settings: Sequence[Sequence[str]], sources: object
     ) -> tuple[Sweep, Sweep | None]:
         """Return a sweep of jobs with these settings, and the sweep that the folder had before, if any.
 
-        `sources` is everything beside the typed settings that decides a job; `varying` names settings that later jobs
-        may change. Raises ValueError if the folder holds a different sweep or other files. The message names `place`,
-        the setting for the folder.
+        `sources` is everything beside the typed settings that decides a job. Jobs with the same settings are one job.
+        Raises ValueError if the folder holds a different sweep or other files. The message names `place`, the setting
+        for the folder.
         """
         before = cls.read(folder)
         if before is None and folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
             raise ValueError(f"{place}: its folder is not empty and holds no sweep, name another")
-        different = sorted({_key(one) for own in settings for one in {*own} ^ {*settings[0]}} | {*varying})
+        different = sorted({_key(one) for own in settings for one in {*own} ^ {*settings[0]}})
         varies = different if before is None else before.varies
         if not {*different} <= {*varies} <= {*different, *map(_key, settings[0])}:
             raise ValueError(
@@ -94,30 +101,17 @@ class Sweep:
         same = [one for one in settings[0] if _key(one) not in varies]
         fixed = sorted(one for one in same if _key(one).split(".")[0] not in (*SWEEP_SETTINGS, "cache"))
         starts = 1 if before is None else before.starts + 1
-        empty = cls(varies, fingerprint([fixed, sources]), starts, shlex.join(["python", *sys.argv]), [])
-        return empty.and_jobs(settings), before
+        jobs = {job.name: job for job in (Job.of(own, varies) for own in settings)}
+        command = shlex.join(["python", *sys.argv])
+        return cls(varies, fingerprint([fixed, sources]), starts, command, list(jobs.values())), before
 
     def write(self, folder: Path) -> None:
         """Write the list into the folder of the sweep."""
         write_json(make_folder("hydra.sweep.dir", folder) / FILE, asdict(self))
 
-    def and_jobs(self, settings: Sequence[Sequence[str]]) -> Sweep:
-        """Return the sweep with further jobs. Jobs with the same settings are one job."""
-        jobs = {job.name: job for job in (*self.jobs, *map(self._job, settings))}
-        return replace(self, jobs=list(jobs.values()))
-
-    def tells(self, override: str) -> bool:
-        """Return True if jobs differ in the setting that this override sets."""
-        return _key(override) in self.varies
-
     def job(self, name: str) -> Job:
         """Return the job of this name."""
         return next(job for job in self.jobs if job.name == name)
-
-    def _job(self, overrides: Sequence[str]) -> Job:
-        own = sorted(filter(self.tells, overrides))
-        readable = "-".join(re.sub(r"[^\w.-]+", "_", one, flags=re.ASCII).strip("_") for one in own) or "job"
-        return Job(f"{readable[: LONGEST - 13]}-{fingerprint(own)}", ", ".join(own) or "the only job", list(overrides))
 
 
 def _key(override: str) -> str:

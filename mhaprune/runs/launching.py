@@ -27,8 +27,6 @@ from mhaprune.storage.store import read_status
 log = logging.getLogger(__name__)
 
 DONE, CHANGED, OPEN = "done", "changed", "open"
-More = Callable[[Sequence[Job]], Sequence[Sequence[str]]]
-"""A function that takes the jobs so far and returns the settings of further jobs. An empty list ends the sweep."""
 
 
 class JobsFailed(ValueError):
@@ -50,23 +48,17 @@ class Launcher(Protocol):
 
 
 def do_sweep(
-    root: Path,
-    settings: Sequence[Sequence[str]],
-    sources: object,
-    how: SweepSettings,
-    launcher: Launcher,
-    varying: Sequence[str] = (),
-    more: More = lambda jobs: (),
+    root: Path, settings: Sequence[Sequence[str]], sources: object, how: SweepSettings, launcher: Launcher
 ) -> None:
-    """Do the unfinished jobs with these settings, then the jobs that `more` returns, and combine all jobs into `root`.
+    """Do the unfinished jobs with these settings, and combine all jobs into `root`.
 
-    `sources` is everything else that decides the settings; `varying` are settings that further jobs may change. Raises
-    ValueError, before any job starts, for a sweep that is not allowed, and JobsFailed at the end.
+    `sources` is everything else that decides the settings. Raises ValueError, before any job starts, for a sweep that
+    is not allowed, and JobsFailed at the end.
     """
     place = f"hydra.sweep.dir={root}" if how.sweep is None else f"sweep={how.sweep}"
     root.mkdir(parents=True, exist_ok=True)
     with _locked_sweep(root, place):
-        sweep, before = Sweep.begin(root, place, settings, sources, varying)
+        sweep, before = Sweep.begin(root, place, settings, sources)
         # Settings are composed again only if anything that decides them has changed.
         identity = None if before is not None and before.given == sweep.given else launcher.identity
         found = {job.label: standing(root, job, identity) for job in sweep.jobs}
@@ -86,14 +78,7 @@ def do_sweep(
         (root / STOP).unlink(missing_ok=True)
         try:
             with before_stopping(lambda: _stop([root / job.name / store.LOCK for job in sweep.jobs])):
-                while todo or settings:
-                    _do(todo, root, how.retries, start)
-                    settings = () if (root / STOP).exists() else more(sweep.jobs)
-                    known, sweep = sweep.jobs, sweep.and_jobs(settings)
-                    todo = sweep.jobs[len(known) :]
-                    for job in todo:
-                        launcher.check(job)
-                    sweep.write(root)
+                _do(todo, root, how.retries, start)
         finally:
             remember(root)
             for line in collect([root], root, how.figure):

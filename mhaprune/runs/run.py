@@ -17,7 +17,6 @@ from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training
 from mhaprune.progress import Step, doing, track
 from mhaprune.recoveries.base import Recovery
-from mhaprune.reporting.training import check_tensorboard, event_files
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
@@ -84,8 +83,6 @@ class Run(Checked):
     shift: tuple[str, ...] | None = None
     """Examples of other kinds, to measure pruned models on too. Names of kinds that the task has; None means all of
     them. For a pretrained model, files as in `data`; the name of a file is the name of its kind."""
-    tensorboard: bool = False
-    """True if the run also writes its training for TensorBoard. The results do not change."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,10 +98,6 @@ class Run(Checked):
                 f"experiment={kind}: looks into mhaprune's own model, which it trains, so it needs model=transformer;"
                 " experiment=ablate studies any model"
             )
-        if self.tensorboard:
-            if not isinstance(self.source, Recipe):
-                raise ValueError("tensorboard=true: shows training, and a pretrained model is trained already")
-            check_tensorboard()
         self.source.check()
         grid = self.source.grid
         if self.recovery and not self.experiment.recovers:
@@ -130,7 +123,7 @@ class Run(Checked):
     @property
     def identity(self) -> dict[str, Any]:
         """The first columns of every table: a fingerprint of the whole run, and the settings that identify runs."""
-        settings = {name: value for name, value in describe(self, short_target).items() if name != "tensorboard"}
+        settings = describe(self, short_target)
         if self.shift is None:
             del settings["shift"]  # so that runs have the fingerprints that they had before there were shifts
         return {"run": fingerprint(settings | self.source.decisive), **self.source.identity}
@@ -152,9 +145,6 @@ class Run(Checked):
                 folder.write_table(name, frame)
             for name, content in results.files.items():
                 folder.write(name, content)
-            if self.tensorboard and "training" in results.found:
-                for name, content in event_files(results.found["training"]).items():
-                    folder.write(name, content)
             with doing(SHOW):
                 folder.write_figures(track(results.figures.values(), "figures", name=lambda plot: plot.name))
                 trained_with = ", ".join(f"{name} {value}" for name, value in results.trained_with.items())
@@ -267,15 +257,15 @@ def build(config: Mapping[str, Any]) -> Run:
     return options.construct(Run, {name: value for name, value in config.items() if name not in SWEEP_SETTINGS})
 
 
-def check(config: Mapping[str, Any], again: bool) -> Run | None:
-    """Return the run of these settings. Raises `ConfigError` for settings that `build` would refuse. With `again`, a
-    pretrained model is not read, because that takes seconds; then the result is None."""
+def check(config: Mapping[str, Any], again: bool) -> None:
+    """Raise `ConfigError` for settings that `build` would refuse. With `again`, a pretrained model is not read, because
+    that takes seconds."""
     if not again or not is_pretrained(config):
-        return build(config)
+        build(config)
+        return
     given = {name: value for name, value in config.items() if name not in (*SWEEP_SETTINGS, *ONLY_TRAINED_HERE)}
     for name, value in given.items():
         options.build(get_type_hints(Run)[name], value, name)
-    return None
 
 
 def sweep_settings(config: Mapping[str, Any]) -> SweepSettings:

@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.progress import track
-from mhaprune.schedules.budgets import Budget
 from mhaprune.settings.ranges import Checked, Ge
 from mhaprune.subject import Subject
 
@@ -63,8 +63,8 @@ class Schedule(Checked, ABC):
         """Return the mask with the most heads removed that the schedule allows."""
 
     @abstractmethod
-    def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
-        """Return one mask per budget. Heads are removed until the budget is met."""
+    def __call__(self, evidence: Evidence, budgets: Sequence[int]) -> list[HeadMask]:
+        """Return one mask per budget, a number of heads to remove from the subject."""
 
 
 def all_but(keep_at_least: int, grid: HeadGrid) -> HeadMask:
@@ -95,18 +95,13 @@ class Stepwise(Schedule):
     def smallest(self, grid: HeadGrid) -> HeadMask:
         return all_but(self.keep_at_least, grid)
 
-    def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
-        """Return a mask for each budget. Raises ValueError for a budget that cannot be met."""
-        masks: dict[int, HeadMask] = {}
-        most = len(self.smallest(evidence.subject.grid).removed)
-        for mask in track(self.path(evidence), "choosing heads", most + 1):
-            masks |= {i: mask for i, budget in enumerate(budgets) if i not in masks and budget.met_by(mask)}
-            if len(masks) == len(budgets):
-                break
-        for i, budget in enumerate(budgets):
-            if i not in masks:
-                raise ValueError(f"budgets={budget.name}: cannot be met, {len(mask.kept)} heads must stay")
-        return [masks[i] for i in range(len(budgets))]
+    def __call__(self, evidence: Evidence, budgets: Sequence[int]) -> list[HeadMask]:
+        """Return a mask for each budget. Raises ValueError for a budget that is too large."""
+        smallest, most = self.smallest(evidence.subject.grid), max(budgets, default=0)
+        if most > len(smallest.removed):
+            raise ValueError(f"budgets={most}: cannot be met, {len(smallest.kept)} heads must stay")
+        masks = list(islice(track(self.path(evidence), "choosing heads", most + 1), most + 1))
+        return [masks[budget] for budget in budgets]
 
     def removable(self, evidence: Evidence, mask: HeadMask) -> list[HeadId]:
         """Return the heads that may be removed next, in the order of the grid."""

@@ -7,7 +7,6 @@ from typing import Literal
 
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.schedules.base import Evidence, Schedule, Stepwise
-from mhaprune.schedules.budgets import Budget
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,11 @@ class Swap(Schedule):
     def smallest(self, grid: HeadGrid) -> HeadMask:
         return self.start.smallest(grid)
 
-    def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
+    def __call__(self, evidence: Evidence, budgets: Sequence[int]) -> list[HeadMask]:
         improved = []
-        for mask, budget in zip(self.start(evidence, budgets), budgets, strict=True):
+        for mask in self.start(evidence, budgets):
             loss = float(evidence.loss([mask]))
-            while exchanges := [exchanged for exchanged in self._exchanges(mask) if budget.met_by(exchanged)]:
+            while exchanges := self._exchanges(mask):
                 losses = evidence.loss(exchanges)
                 best = int(losses.argmin())
                 if not losses[best] < loss:

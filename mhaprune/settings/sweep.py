@@ -1,4 +1,4 @@
-"""The settings that do not change the result of a run: how a sweep is done and searched, and the files of figures."""
+"""The settings that do not change the result of a run: how a sweep is done, and the files of figures."""
 
 import re
 from dataclasses import dataclass, field, fields
@@ -9,22 +9,6 @@ from mhaprune.settings.ranges import Checked, Gt, Within
 
 LONGEST = 100
 """Largest number of characters in the name of a sweep or job; file systems allow 255 bytes."""
-
-
-@dataclass(frozen=True)
-class SearchSettings(Checked):
-    """A sweep in which the results of earlier jobs decide the settings of the next."""
-
-    column: str = "training.valid_quality"
-    """The number to optimise, as `TABLE.COLUMN`: a column of numbers of a table that every run writes."""
-    row: Literal["last", "max", "min", "mean"] = "last"
-    """The way to get one number from the column: the value in the last row, the largest, the smallest, or the mean."""
-    goal: Literal["maximize", "minimize"] = "maximize"
-    """`maximize` if larger numbers are better, `minimize` if smaller numbers are better."""
-    trials: Annotated[int, Within(1, 100_000)] = 20
-    """Number of jobs in all."""
-    at_once: Annotated[int, Within(1, 1000)] = 1
-    """Number of jobs that are proposed together, before any of them is done."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +31,6 @@ class SweepSettings(Checked):
     time_limit: Annotated[float | None, Gt(0)] = None
     """The seconds after which a job is stopped. The stopped job counts as failed. The next try continues where the job
     stopped."""
-    search: SearchSettings | None = None
-    """The settings of a search. None means no search: all combinations of settings are done."""
     figure: FigureSettings = field(default_factory=FigureSettings)
     """The files of figures."""
 

@@ -159,10 +159,6 @@ class PretrainedSource(Source):
     def splits(self) -> Splits[Batches]:
         return self.heads.splits
 
-    def sketch(self) -> WrappedModel:
-        """Return the pretrained model itself, because it exists already."""
-        return self.heads.subject
-
     def check(self) -> None:
         if why_not := self.heads.proven.why_not:
             raise Unsupported(f"model={self.name}: its heads can be gated, not removed: {why_not}")

@@ -141,10 +141,6 @@ class Source(ABC):
         """The examples, on the device of the model."""
 
     @abstractmethod
-    def sketch(self) -> Subject:
-        """Return a model with the same heads and sizes, with any weights, to compute costs before training."""
-
-    @abstractmethod
     def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
         """Return supported scorers and recoveries; log others. Raises ValueError if no scorer or no recovery is
         left."""

@@ -176,11 +176,6 @@ class Recipe(Source):
                 )
         return found
 
-    def sketch(self) -> Seq2Seq:
-        """Return the model with random weights."""
-        with torch.random.fork_rng(devices=[]):
-            return Seq2Seq(self.model, len(self.task.vocabulary), None, self.grid)
-
     def trained(self, splits: Splits[Examples]) -> tuple[Seq2Seq, pd.DataFrame, dict[str, Any]]:
         """Return the model after training, its history, and its environment. The same recipe is trained only once."""
         torch.manual_seed(self.trained_seed)  # before the weights are drawn

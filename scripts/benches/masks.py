@@ -18,7 +18,6 @@ from mhaprune.model.network import AttentionSublayer, EncoderLayer, FeedForward,
 from mhaprune.model.shared_prefixes import Branches, depth_first
 from mhaprune.model.transformer import TOKENS_AT_ONCE, Seq2Seq
 from mhaprune.schedules.base import Evidence
-from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.subject import Subject
 from mhaprune.tasks.sort import Sort
@@ -72,7 +71,7 @@ def greedy(config: Transformer = DEFAULT, num_examples: int = 64) -> list[Pair]:
     def plain(masks: Sequence[HeadMask]) -> Tensor:
         return torch.stack([measure(model, examples, mask.gates()).loss.mean() for mask in masks])
 
-    budgets = removing(range(len(model.grid) + 1), model.grid)
+    budgets = range(len(model.grid) + 1)
     ours, peer = (partial(Greedy(), Evidence(model, no_score, loss), budgets) for loss in (shared, plain))
     return [("greedy", ours, peer)]
 

@@ -16,6 +16,7 @@ from mhaprune.front.heads import wrap
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.measure.outcomes import mean_outputs, measure, measure_masks
 from mhaprune.model import transformer
+from mhaprune.model.decoding import attention_step
 from mhaprune.model.network import AttentionSublayer, FeedForward, Transformer, sinusoids
 from mhaprune.model.shared_prefixes import Branches
 from mhaprune.model.transformer import Seq2Seq
@@ -282,7 +283,7 @@ def test_a_block_without_heads_is_one_addition(model: Seq2Seq, batch: Examples, 
     block = Block(site, 1)
     pruned = emptied(model, block)
     sublayer, x_BD = pruned.attention_sublayers()[block], torch.randn(3, 12, dtype=torch.float64)
-    step = pruned.attention_step(sublayer, None, TOKENS)
+    step = attention_step(sublayer, None, TOKENS)
     assert operations(lambda: sublayer(x_BD[None]))["add"] == sum(operations(lambda: step(x_BD)).values()) == 1
     # In decoding, then, everything else that the block did is saved for every token.
     before, after = (operations(lambda m=m: m.decode_greedily(batch.source, TOKENS)) for m in (emptied(model), pruned))

@@ -15,7 +15,6 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import Plan, Search, choices, plans_of
 from mhaprune.pruning.removal import prune, smallest_effect, time_removed
 from mhaprune.schedules.base import Evidence, Schedule
-from mhaprune.schedules.budgets import Budget, removing
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Budgeted, Scores
@@ -62,7 +61,7 @@ def test_a_scorer_that_wants_a_number_is_asked_once_for_each_that_leaves_a_choic
     model: Seq2Seq, splits: Splits
 ) -> None:
     Told.asked.clear()
-    budgets = removing([0, 4, 13, 18], model.grid)
+    budgets = [0, 4, 13, 18]
     made = plans_of(choices(Scoring(model, splits.score, 0), {"told": Told()}, OneShot(), budgets))
     assert Told.asked == [14, 5]
     assert {len(plan.mask.removed): plan.mask.removed for plan in made} == {
@@ -147,7 +146,7 @@ class Curious(Schedule):
     def smallest(self, grid: HeadGrid) -> HeadMask:
         return HeadMask(grid)
 
-    def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
+    def __call__(self, evidence: Evidence, budgets: Sequence[int]) -> list[HeadMask]:
         subject, score = evidence.subject, self.splits.score
         masks = [HeadMask(subject.grid).without(head) for head in subject.grid.heads[:3]]
         smaller = subject.without(masks[0])
@@ -164,7 +163,7 @@ def test_a_search_counts_all_that_a_schedule_reads_but_the_score_of_the_whole_mo
 ) -> None:
     scoring = Scoring(model, splits.score, 0)
     search = Search(scoring, "ablation", Ablation())
-    search(Curious(splits), removing([1], model.grid))
+    search(Curious(splits), [1])
     # Three masks, the gradients, and ablation of the 17 heads that are left with the pass that it is compared with.
     assert search.cost["forward_passes"] == 3 + 1 + 18
     assert search.cost["backward_passes"] == 1
@@ -176,13 +175,13 @@ def test_a_search_counts_all_that_a_schedule_reads_but_the_score_of_the_whole_mo
 class Refitting(Curious):
     """Asks for refits."""
 
-    def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
+    def __call__(self, evidence: Evidence, budgets: Sequence[int]) -> list[HeadMask]:
         evidence.refits(10)
         return []
 
 
 def test_scores_and_refits_that_cannot_be_had_are_refused(model: Seq2Seq, splits: Splits) -> None:
     with pytest.raises(AssertionError, match="its `scoring` says none"):
-        Search(Scoring(model, splits.score, 0))(Curious(splits), removing([1], model.grid))
+        Search(Scoring(model, splits.score, 0))(Curious(splits), [1])
     with pytest.raises(ValueError, match="^score: one example; a schedule that refits needs 2 or more"):
         Search(Scoring(model, splits.score[:1], 0))(Refitting(splits), [])

@@ -1,11 +1,9 @@
 """Maps of the heads say what the tables say."""
 
-from collections.abc import Sequence
 from math import nan
 from typing import Any
 
 import matplotlib
-import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgba
@@ -17,8 +15,7 @@ from mhaprune.experiments.explain.study import Explain
 from mhaprune.experiments.prune.study import Prune
 from mhaprune.heads import SITES
 from mhaprune.reporting.head_map import MOST_NAMED, PALE, Verdict, heads_that_matter
-from mhaprune.reporting.head_scores import MOST_NUMBERS, head_scores
-from mhaprune.reporting.plots import STYLE, Plot, draw
+from mhaprune.reporting.plots import STYLE
 from mhaprune.tables import Tables
 from support.figures import check_legible
 
@@ -131,52 +128,3 @@ def test_what_a_map_is_called(snapshot: Any) -> None:
         for left in (0.4, 0.9)
     }
     snapshot("head_maps", {case: [str(kind.head_map(own).title)] for case, (kind, own) in tables.items()})  # type: ignore[union-attr]
-
-
-def drawn(scores: dict[str, Sequence[float]], width: int = 2) -> Plot:
-    """The figure of heads in blocks of that width."""
-    heads = pd.concat(
-        pd.DataFrame({"scorer": name, "draw": 0, "site": "cross", "score": values}).assign(
-            layer=np.arange(len(values)) // width, head=np.arange(len(values)) % width
-        )
-        for name, values in scores.items()
-    )
-    (plot,) = draw((head_scores,), {"heads": heads})
-    return plot
-
-
-@pytest.mark.parametrize(
-    ("scores", "expected", "written"),
-    [
-        ([2.0, 1e-5, 1.0, 0.0], [100, 5e-4, 50, 0], ["100", "<1", "50", "0"]),
-        ([2.0, np.nan, -0.5, 0.5], [100, np.nan, -25, 25], ["100", "−25", "25"]),
-        ([-3.0, -1.0, -2.0], [0, 100, 50], ["0", "100", "50"]),
-        ([0.0, 0.0], [0, 0], ["0", "0"]),
-        ([0.3, np.inf], [100, np.nan], ["100"]),
-        ([np.nan], [np.nan], []),
-    ],
-)
-def test_a_head_has_the_colour_of_its_share_of_the_largest_score_and_is_grey_without_one(
-    scores: list[float], expected: list[float], written: list[str]
-) -> None:
-    plot = drawn({"a": scores})
-    axes = plot.figure.axes[0]
-    depths = np.ma.filled(np.ma.asarray(axes.images[0].get_array(), dtype=float), np.nan)
-    np.testing.assert_allclose(depths[:, 0], expected)
-    assert [text.get_text() for text in axes.texts] == written
-    assert ("Grey" in plot.caption) == bool(np.isnan(expected).any())
-    blocks = [f"cross-attention {i}" for i in range((len(scores) + 1) // 2)]
-    assert [label.get_text() for label in axes.get_yticklabels()] == blocks
-
-
-@pytest.mark.parametrize(("width", "scorers"), [(1, MOST_NUMBERS + 1), (12, 1), (768, 1)])
-def test_768_heads_fit_a_page(width: int, scorers: int) -> None:
-    figure = drawn({f"scorer_{i}": range(768) for i in range(scorers)}, width).figure
-    assert (figure.get_size_inches() < 18).all()
-    assert not any(axes.texts for axes in figure.axes), "numbers do not fit"
-
-
-@pytest.mark.parametrize("scorers", [2, MOST_NUMBERS + 1])
-def test_long_names_stay_in_the_figure(scorers: int) -> None:
-    name = "a_scorer_with_a_name_of_sixty_letters_" + 22 * "x"
-    check_legible(drawn({name: range(4)} | {f"scorer_{i}": range(4) for i in range(scorers - 1)}))

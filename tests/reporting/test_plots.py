@@ -1,6 +1,5 @@
 """Plots, the curves of a training, and the page that holds them."""
 
-import importlib.util
 import json
 import math
 import re
@@ -24,7 +23,7 @@ from mhaprune.reporting.heat_map import thinned
 from mhaprune.reporting.page import proof_sentences, render
 from mhaprune.reporting.plots import STYLE, Plot, amount, draw, room_for
 from mhaprune.reporting.sentences import if_poor
-from mhaprune.reporting.training import MOST_NAMED, event_files, training_curve
+from mhaprune.reporting.training import MOST_NAMED, training_curve
 from mhaprune.runs.run import build, sweep_settings
 from mhaprune.settings.figures import FigureSettings
 from mhaprune.settings.options import ConfigError
@@ -223,46 +222,6 @@ def test_loss_accuracy_and_gates_have_a_panel_each_and_a_single_evaluation_is_a_
     assert "head 0" not in text_of(drawn(gated(4 * MOST_NAMED)))
 
 
-needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="is not installed")
-
-
-@needs_tensorboard
-@pytest.mark.slow  # the import takes seconds
-@pytest.mark.filterwarnings("ignore")
-def test_every_number_of_the_history_is_in_the_file(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    history = pd.DataFrame({"step": [0, 50], "loss": [None, 0.5], "gate_cross.0.1": [1.0, 0.25], "task": "sort"})
-    for name, content in event_files(history).items():
-        assert Path(name).parent.name == "tensorboard"
-        (tmp_path / Path(name).name).write_bytes(content)
-    found = EventAccumulator(str(tmp_path))
-    found.Reload()
-    values = {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
-    assert values == {"training/loss": [(50, 0.5)], "gate/cross.0.1": [(0, 1.0), (50, 0.25)]}
-
-
-@needs_tensorboard
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_a_run_leaves_them_only_where_wanted_and_is_the_same_run(tmp_path: Path) -> None:
-    settings = [*TINY, *TINY_SEQUENCES, "experiment=train", f"cache={tmp_path}/cache"]
-    plain, drawn = build(compose(*settings)), build(compose(*settings, "tensorboard=true"))
-    assert plain.identity == drawn.identity
-    for run, expected in ((plain, 0), (drawn, 1)):
-        with RunFolder(tmp_path / f"run{expected}").recorded() as folder:
-            run(folder)
-        assert len([name for name in folder.files if name.startswith("tensorboard/")]) == expected
-
-
-def test_what_cannot_be_shown_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="^tensorboard=true: shows training, and a pretrained model"):
-        build(compose("model=minilm", "tensorboard=true"))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"^tensorboard=true: is not installed: pip install -e '\.\[tensorboard\]'$"):
-        build(compose("tensorboard=true"))
-
-
 def test_the_proofs_are_said() -> None:
     names = ("max_difference_masked_removed", "smallest_gate_effect", "greedy_decoding_disagreements")
     lines = proof_sentences(dict(zip(names, (2e-14, 2.5, 0), strict=True)))
@@ -306,8 +265,8 @@ def test_the_page_stands_alone_and_its_contents_lead_to_every_figure_and_table(p
     assert page.index("9 of 24") < page.index("<img") < page.index("<table")
     leads = re.findall('href="#(.*?)"', page)
     assert {f"table-{name}" for name in all_tables()} <= set(leads)
-    assert sum(lead.startswith("figure-") for lead in leads) == page.count("<figure ") - 2, (
-        "scores and training are in the appendix"
+    assert sum(lead.startswith("figure-") for lead in leads) == page.count("<figure ") - 1, (
+        "training is in the appendix"
     )
     assert "appendix" in leads
     assert all(page.count(f'id="{lead}"') == 1 for lead in leads)

@@ -1,21 +1,6 @@
 """The meanings of words, tables and columns."""
 
-import pytest
-
-from mhaprune.experiments.base import Experiment
 from mhaprune.reporting.words import words
-from support.composing import run_of
-from support.sizes import options
-
-
-def test_every_table_of_every_experiment_has_a_meaning_and_no_other(tmp_path_factory: pytest.TempPathFactory) -> None:
-    cache = tmp_path_factory.mktemp("cache")
-    kinds: dict[str, type[Experiment]] = {name: type(run_of(name, cache).experiment) for name in options("experiment")}
-    wrote = {table: {name for name, kind in kinds.items() if table in kind.tables} for table in words().tables}
-    assert {name for kind in kinds.values() for name in kind.tables} == set(words().tables)
-    same = {"evaluate": "train"}  # one class under two names
-    for name, found in wrote.items():
-        assert set(words().tables[name]["experiments"]) == {same.get(each, each) for each in found}, name
 
 
 def test_a_column_is_known_with_and_without_an_ending() -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.base import Evidence, Schedule, Stepwise
-from mhaprune.schedules.budgets import removing
 from mhaprune.subject import Subject
 from support.composing import every
 from support.sizes import options
@@ -78,10 +77,10 @@ def gone(whole: Subject, left: Subject) -> frozenset[HeadId]:
 
 def test_budgets_are_met_exactly_and_twice_the_same(model: Seq2Seq, schedule: Schedule) -> None:
     heads = [0, 1, 7, 17, len(model.grid)]
-    masks = schedule(Worths(model).judge, removing(heads, model.grid))
+    masks = schedule(Worths(model).judge, heads)
     assert [len(mask.removed) for mask in masks] == heads
     assert all(mask.grid == model.grid for mask in masks)
-    assert schedule(Worths(model).judge, removing(heads, model.grid)) == masks
+    assert schedule(Worths(model).judge, heads) == masks
     assert schedule(Worths(model).judge, []) == []
 
 
@@ -89,13 +88,13 @@ def test_it_measures_what_it_says_and_no_more(model: Seq2Seq, schedule: Schedule
     """`scoring` decides before a run which scorers are refused: a smaller model has no learned gates. Other heads go
     where others are worth least."""
     worths = Worths(model)
-    schedule(worths.judge, removing([3, 9], model.grid))
+    schedule(worths.judge, [3, 9])
     smaller = [left for left in worths.scored if left is not model]
     looks = {"none": (False, False), "once": (True, False), "repeated": (True, True)}
     assert (bool(worths.scored), bool(smaller)) == looks[schedule.scoring]
     assert worths.scored or worths.measured, "it looks at something"
     assert schedule.removes == bool(smaller or worths.refitted)
-    budgets = removing([6], model.grid)
+    budgets = [6]
     first, other = (schedule(Worths(model, seed).judge, budgets) for seed in (0, 1))
     assert first != other
 
@@ -104,17 +103,16 @@ def test_the_smallest_model_is_one_that_it_can_leave(model: Seq2Seq, schedule: S
     careful = with_settings(schedule, keep_at_least=1)
     for one in (schedule, careful):
         most = len(one.smallest(model.grid).removed)
-        (mask,) = one(Worths(model).judge, removing([most], model.grid))
+        (mask,) = one(Worths(model).judge, [most])
         assert len(mask.removed) == most
-        (impossible,) = removing([most + 1], model.grid)
-        with pytest.raises(ValueError, match=f"budgets={impossible.name}: cannot be met, {18 - most} heads must stay"):
-            one(Worths(model).judge, [impossible])
+        with pytest.raises(ValueError, match=f"budgets={most + 1}: cannot be met, {18 - most} heads must stay"):
+            one(Worths(model).judge, [0, most + 1])
 
 
 def test_a_pruned_model_with_ragged_and_emptied_blocks_is_pruned_further(model: Seq2Seq, schedule: Schedule) -> None:
     gone = [head for head in model.grid if head.block == Block(Site.CROSS, 1)]
     left = model.without(HeadMask(model.grid, frozenset([model.grid.heads[0], *gone])))
-    masks = schedule(replace(Worths(left).judge, whole=model.grid), removing([0, 5, 14], left.grid))
+    masks = schedule(replace(Worths(left).judge, whole=model.grid), [0, 5, 14])
     assert [len(mask.removed) for mask in masks] == [0, 5, 14]
 
 
@@ -132,8 +130,8 @@ def test_blocks_are_treated_alike_and_keep_what_they_must(model: Seq2Seq, schedu
     alike, careful = with_settings(schedule, scope="per_block"), with_settings(schedule, keep_at_least=1)
     if alike == schedule:
         pytest.skip("it has no scope")
-    for removed, mask in zip((6, 12), alike(Worths(model).judge, removing([6, 12], model.grid)), strict=True):
+    for removed, mask in zip((6, 12), alike(Worths(model).judge, [6, 12]), strict=True):
         assert set(Counter(head.block for head in mask.removed).values()) == {removed // 6}
     assert len(careful.smallest(model.grid).removed) == 12
-    (mask,) = careful(Worths(model).judge, removing([12], model.grid))
+    (mask,) = careful(Worths(model).judge, [12])
     assert Counter(head.block for head in mask.kept) == dict.fromkeys(model.grid.blocks, 1)

@@ -13,7 +13,6 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import Refits, Search
 from mhaprune.recoveries.refitting import refit, show
 from mhaprune.schedules.base import Evidence
-from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.schedules.greedy_refit import GreedyRefit
 from mhaprune.schedules.iterative import Iterative
@@ -46,7 +45,7 @@ def judge(model: Seq2Seq, splits: Splits) -> Evidence:
 def test_one_shot_removes_the_lowest_and_of_equals_the_first(model: Seq2Seq) -> None:
     scores = torch.arange(len(model.grid)).flip(0).double()
     scores[3] = scores[5] = -1.0
-    none, two, three = OneShot()(judged(model, scores), removing([0, 2, 3], model.grid))
+    none, two, three = OneShot()(judged(model, scores), [0, 2, 3])
     assert none.removed == frozenset()
     assert two.removed == {model.grid.heads[3], model.grid.heads[5]}
     assert three.removed == two.removed | {model.grid.heads[-1]}
@@ -69,14 +68,14 @@ def test_iterative_scores_what_is_left(model: Seq2Seq, splits: Splits, judge: Ev
             asked.append(len(left.grid))
             return judge.score(left)
 
-        assert Iterative(every=every)(Evidence(model, counted, judge.loss), removing(range(11), model.grid)) == expected
+        assert Iterative(every=every)(Evidence(model, counted, judge.loss), range(11)) == expected
         assert asked == [len(model.grid) - n for n in range(0, 10, every)]
-    assert expected[-1] != OneShot()(judge, removing([10], model.grid))[0], "the fixture must tell right from wrong"
+    assert expected[-1] != OneShot()(judge, [10])[0], "the fixture must tell right from wrong"
 
 
 def test_greedy_removes_what_costs_least_now(model: Seq2Seq, splits: Splits, judge: Evidence) -> None:
     mask = HeadMask(model.grid)
-    for chosen in Greedy()(judge, removing(range(1, 6), model.grid)):
+    for chosen in Greedy()(judge, range(1, 6)):
         losses = {head: loss_of(model, splits, mask.without(head)) for head in mask.kept}
         mask = mask.without(min(mask.kept, key=losses.__getitem__))
         assert chosen == mask
@@ -107,8 +106,8 @@ def test_greedy_refit_removes_what_costs_least_after_a_refit(
             mask = mask.without(head)
             expected.append(mask)
     search = Search(Scoring(model, score, 0))
-    assert search(schedule, removing(range(1, 4), model.grid)) == expected[:3]
-    assert expected[2] != Search(Scoring(model, score, 0))(Greedy(), removing([3], model.grid))[0]
+    assert search(schedule, range(1, 4)) == expected[:3]
+    assert expected[2] != Search(Scoring(model, score, 0))(Greedy(), [3])[0]
     assert search.cost["forward_passes"] == pytest.approx(passes * 4 / len(score))
 
 
@@ -127,14 +126,14 @@ def test_refits_read_the_first_examples_and_no_label_for_the_fit(model: Seq2Seq,
 
 
 def test_ablation_after_every_head_is_greedy(judge: Evidence) -> None:
-    budgets = removing(range(12), judge.subject.grid)
+    budgets = range(12)
     assert Iterative()(judge, budgets) == Greedy()(judge, budgets)
 
 
 def test_swap_ends_where_no_exchange_helps(model: Seq2Seq, splits: Splits, judge: Evidence) -> None:
     bad = judged(model, -judge.score(model))
-    (start,) = OneShot()(bad, removing([3], model.grid))
-    (end,) = Swap(OneShot())(Evidence(model, bad.score, judge.loss), removing([3], model.grid))
+    (start,) = OneShot()(bad, [3])
+    (end,) = Swap(OneShot())(Evidence(model, bad.score, judge.loss), [3])
     best = loss_of(model, splits, end)
     assert len(end.removed) == 3
     assert best < loss_of(model, splits, start)
@@ -153,7 +152,7 @@ def test_an_exchange_leaves_every_block_what_it_must_keep(model: Seq2Seq) -> Non
 
     judge = Evidence(model, judged(model, -torch.arange(len(model.grid)).double()).score, loss)
     for keep, gone in ((0, 3), (1, 2)):
-        (mask,) = Swap(OneShot(keep_at_least=keep))(judge, removing([6], model.grid))
+        (mask,) = Swap(OneShot(keep_at_least=keep))(judge, [6])
         assert sum(head.block == first for head in mask.removed) == gone
 
 
@@ -166,15 +165,15 @@ def test_per_block_heads_are_exchanged_within_their_block(model: Seq2Seq) -> Non
         return torch.tensor([-float(len(mask.removed & lasts)) for mask in masks])
 
     judge = Evidence(model, judged(model, scores).score, loss)
-    (mask,) = Swap(OneShot(scope="per_block"))(judge, removing([len(firsts)], model.grid))
+    (mask,) = Swap(OneShot(scope="per_block"))(judge, [len(firsts)])
     assert mask.removed == lasts
 
 
 def test_blocks_are_compared_with_what_they_were_before_anything_was_removed(model: Seq2Seq) -> None:
     """A block that has given a head is not the next to give one, also when what is left is a model of its own."""
     scores = torch.arange(len(model.grid)).double()
-    (first,) = OneShot(scope="per_block")(judged(model, scores), removing([1], model.grid))
+    (first,) = OneShot(scope="per_block")(judged(model, scores), [1])
     left = model.without(first)
     judge = Evidence(left, lambda subject: scores[1:], judged(model, scores).loss, model.grid)
-    (second,) = OneShot(scope="per_block")(judge, removing([1], left.grid))
+    (second,) = OneShot(scope="per_block")(judge, [1])
     assert {head.block for head in first.removed} != {head.block for head in second.removed}

@@ -15,7 +15,6 @@ from mhaprune.heads import HeadId
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers import shapley as module
 from mhaprune.scorers.ablation import Ablation
@@ -52,7 +51,7 @@ FAST = {"keep": 3, "steps": 100, "batch_size": 8}
 def test_planted_heads_are_found_and_exactly_so_many_kept(planted: tuple[Seq2Seq, Examples], scorer: Scorer) -> None:
     model, examples = planted
     scores = scorer(model, examples, seed=0)
-    (mask,) = OneShot()(judged(model, scores.values[0]), removing([len(model.grid) - 3], model.grid))
+    (mask,) = OneShot()(judged(model, scores.values[0]), [len(model.grid) - 3])
     assert {str(head) for head in mask.kept} == set(PLANTED)
     if isinstance(scorer, HardConcrete):
         assert (scores.values[0] > 0.5).sum() == 3

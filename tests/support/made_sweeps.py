@@ -11,7 +11,7 @@ import pandas as pd
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.runs.doing import do_in_sweep
 from mhaprune.runs.jobs import Job, Sweep
-from mhaprune.runs.launching import More, do_sweep
+from mhaprune.runs.launching import do_sweep
 from mhaprune.runs.run import Results
 from mhaprune.settings.options import target
 from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings
@@ -40,12 +40,10 @@ class Bench:
         """The sweep over settings of the form `seed=0,1`."""
         self.over(list(map(list, itertools.product(*(self._each(one) for one in settings)))), **orders)
 
-    def over(
-        self, jobs: list[list[str]], varying: Sequence[str] = (), more: More = lambda jobs: (), **orders: Any
-    ) -> None:
-        """The sweep over these jobs and `more`."""
+    def over(self, jobs: list[list[str]], **orders: Any) -> None:
+        """The sweep over these jobs."""
         self.how = SweepSettings(sweep="mine", **orders)
-        do_sweep(self.root, jobs, [], self.how, self, varying, more)
+        do_sweep(self.root, jobs, [], self.how, self)
 
     @staticmethod
     def _each(setting: str) -> list[str]:

@@ -14,7 +14,6 @@ from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.pruning.plans import Search
 from mhaprune.recoveries.refitting import refit, show
-from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.greedy_refit import GreedyRefit
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option
@@ -135,7 +134,7 @@ def test_heads_are_chosen_by_a_search_too(heads: Heads) -> None:
     (first,) = heads.masks(keep=[7], by="greedy")[0].removed
     assert costs.idxmin() == (first.site, first.layer, first.head)
     search = Search(heads.scoring)
-    assert search(GreedyRefit(), removing([2, 3], heads.grid)) == masks == heads.masks([6, 5], GreedyRefit())
+    assert search(GreedyRefit(), [2, 3]) == masks == heads.masks([6, 5], GreedyRefit())
 
 
 def bad_loss(output: Any, batch: Any) -> Tensor:

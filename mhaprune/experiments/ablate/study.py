@@ -19,7 +19,6 @@ from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plan
 from mhaprune.pruning.removal import prune, time_removed
 from mhaprune.pruning.shift import shift_table
 from mhaprune.recoveries.base import recover
-from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.shared_figures import agreement, compare_curves
 from mhaprune.reporting.training import training_curve
@@ -56,15 +55,7 @@ class Ablate(HeadBudgets, WithinTolerance):
         "`experiment=explain` shows what the heads look at; `experiment=prune` looks for still"
         " smaller models and saves them."
     )
-    tables = ("summary", "heads", "pruning", "recovered", "agreement", "latency", "answers", "shift", "training")
-    figures = (
-        report.accuracy_curves,
-        agreement,
-        report.latency_curves,
-        shift_quality,
-        appendix(head_scores),
-        appendix(training_curve),
-    )
+    figures = (report.accuracy_curves, agreement, report.latency_curves, shift_quality, appendix(training_curve))
     figures_over_runs = (compare_curves,)
     stages: ClassVar[Stages] = {"score": 1, "prune": 5, "time": 5, "recover": 3, "prove": 0.3}
     say = staticmethod(report.say)
@@ -125,7 +116,7 @@ def recover_and_answer(study: Study, plans: Sequence[Plan]) -> tuple[pd.DataFram
         for plan in track(sorted(plans, key=lambda plan: len(plan.mask.removed)), name, name=plan_words):
             left, note = subject.without(plan.mask), ""
             if name != NOTHING and plan.mask.removed:
-                left, _, note = recover(study.recoveries[name], lesson, left, 0, study.remember)
+                left, _, note, _ = recover(study.recoveries[name], lesson, left, 0, study.remember)
             columns = plan_columns(plan) | {"recovery": name}
             if study.origin is not None:
                 own: Any = left

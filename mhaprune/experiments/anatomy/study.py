@@ -49,7 +49,6 @@ class Anatomy(Experiment):
     reads_example = True
     question = "How does one call of multi-head attention work?"
     then = "`experiment=explain` shows what every head of the model looks at."
-    tables = ("tensors", "values", "scaling", "examples", "training")
     figures = (report.life_of_the_tensors, report.scaling)
     say = staticmethod(report.say)
 

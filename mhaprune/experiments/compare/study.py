@@ -19,11 +19,9 @@ from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning.plans import COSTS, Choice, Plan, choices
 from mhaprune.pruning.removal import prune
-from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import appendix
-from mhaprune.reporting.shared_figures import compare_curves
 from mhaprune.reporting.training import training_curve
-from mhaprune.schedules.budgets import heads_to_remove, with_a_choice
+from mhaprune.schedules.budgets import with_a_choice
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics import intervals
@@ -88,9 +86,8 @@ class Compare(HeadBudgets):
 
     question = "Which score chooses heads best, and is a search worth its cost?"
     then = "`experiment=ablate scorer=[NAME]` removes heads by the score that you choose."
-    tables = ("winner", "methods", "heads", "pruning", "oracle", "training")
-    figures = (report.regret_map, appendix(head_scores), appendix(training_curve))
-    figures_over_runs = (report.compare_methods, compare_curves)
+    figures = (report.regret_map, appendix(training_curve))
+    figures_over_runs = (report.compare_methods,)
     stages: ClassVar[Stages] = {"score": 300, "best subset": 80, "prune": 15, "prove": 1}
     say = staticmethod(report.say)
     say_in_common = staticmethod(report.over_runs)
@@ -115,7 +112,7 @@ class Compare(HeadBudgets):
 
     def __call__(self, study: Study) -> Findings:
         subject, splits = study.subject, study.splits
-        budgets = heads_to_remove(self.budgets, len(subject.grid))
+        budgets = self.removals(subject.grid)
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
         with doing("score", 1):
             compared = self._contestants(study, scoring)
@@ -127,7 +124,7 @@ class Compare(HeadBudgets):
                 subject, splits.choose, budgets, self.oracle, self.beam_width, masks, remember=study.remember
             )
         kind = "exact" if oracle.exact else "bound"
-        best = [Plan(name, 0, kind, oracle.best(k, name), str(k)) for name in OBJECTIVES for k in budgets]
+        best = [Plan(name, 0, kind, oracle.best(k, name)) for name in OBJECTIVES for k in budgets]
         with doing("prune"):
             pruned = prune(subject, [*plans, *best], splits)
         pruning, oracles = pruned.table[: len(plans)], pruned.table[len(plans) :].reset_index(drop=True)

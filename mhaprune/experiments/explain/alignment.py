@@ -14,6 +14,7 @@ from torch import Tensor
 from mhaprune.data import Data, Examples
 from mhaprune.experiments.explain.patterns import ALIGNED
 from mhaprune.measure.outcomes import BATCH_SIZE
+from mhaprune.scorers.agreement import spearman
 from mhaprune.tables import HEAD
 from mhaprune.tasks.base import Task
 
@@ -45,6 +46,7 @@ def alignment_table(
 
     `accuracy` is the share of the target symbols for which the largest weight of the head is on an aligned source
     symbol. `offset_accuracy` is that of a head that always looks at the same distance, the best of `OFFSETS`.
+    `spearman` is the rank correlation of `accuracy` and the score over these heads.
     """
     hits, symbols = torch.zeros(len(OFFSETS)), 0
     for batch in examples.batches(BATCH_SIZE):
@@ -56,6 +58,8 @@ def alignment_table(
         columns={"largest": "accuracy"}
     )
     table = looks.assign(offset_accuracy=float(hits.max()) / symbols).merge(scores, on=HEAD)
+    for name, rows in table.groupby("scorer"):
+        table.loc[table["scorer"] == name, "spearman"] = spearman(rows["accuracy"], rows["score"])
     return {"alignment": table} if len(table) else {}
 
 

@@ -16,7 +16,6 @@ from mhaprune.reporting.headline import Number
 from mhaprune.reporting.heat_map import MATTERS, MISSING, frame, heat_map
 from mhaprune.reporting.plots import SIGNS, Plot, amount, needs, number, wrapped
 from mhaprune.reporting.sentences import right, share
-from mhaprune.scorers.agreement import spearman
 from mhaprune.statistics.intervals import prunable, skewed_ends
 from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, Tables, candidates, in_brackets, in_unit
 
@@ -327,11 +326,8 @@ def say_alignment(tables: Tables) -> Iterator[str]:
         f" {share(best['offset_accuracy'])} for a head that always looks at the same distance). By ablation it has rank"
         f" {int(best['rank'])}."
     )
-    yield f"Among the {len(table)} heads of cross-attention, alignment and ablation correlate by {_rho(table)}."
-
-
-def _rho(table: pd.DataFrame) -> str:
-    return number(spearman(table["accuracy"], table["score"]), 2)
+    rho = number(best["spearman"], 2)
+    yield f"Among the {len(table)} heads of cross-attention, alignment and ablation have a rank correlation of {rho}."
 
 
 @needs("alignment")
@@ -350,12 +346,12 @@ def alignment_scores(tables: Tables) -> Plot | None:
             for _, row in rows.iterrows():
                 axes.plot(row["accuracy"], row["score"], marker=f"${row['head']}$", color=colour, markersize=8)
         label = f"rise of the loss{in_brackets(tables)}" if name == REFERENCE else "score"
-        axes.set(title=f"{name}: ρ = {_rho(own)}", ylabel=label, xlim=(-0.03, 1.03))
+        axes.set(title=f"{name}: ρ = {number(own['spearman'].iloc[0], 2)}", ylabel=label, xlim=(-0.03, 1.03))
         axes.tick_params(labelbottom=True, labelleft=True)
         if i == 0:
-            plots.legend_above(figure, axes)
+            plots.legend_above(figure, axes, "Do the heads that align matter?")
     caption = (
-        "Do heads that align matter? Each number is a head of cross-attention. To the right are heads"
+        "Each number is a head of cross-attention. To the right are heads"
         " whose largest weight is often on the source symbols that the written symbol stands for; high up are heads"
         " that a score calls important. ρ is Spearman's correlation over these heads of one model."
     )

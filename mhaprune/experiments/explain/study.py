@@ -27,6 +27,7 @@ from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import prunable, with_interval
+from mhaprune.studies.pretrained import PretrainedSource
 from mhaprune.studies.study import Study
 from mhaprune.subject import Outcome
 from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, named
@@ -54,18 +55,6 @@ class Explain(Experiment):
     stages: ClassVar[Stages] = {"score": 1, "patterns": 0.4, "close each head": 1, "show": 0.4, "prove": 0.5}
     question = "What does every head look at, and what breaks without it?"
     then = "`experiment=ablate` removes heads; `experiment=interact` shows which of them stand in for each other."
-    tables = (
-        "looks",
-        "examples",
-        "attention",
-        "wrong",
-        "heads",
-        "agreement",
-        "patterns",
-        "alignment",
-        "closed",
-        "training",
-    )
     figures = (
         *(report.head_profiles, report.alignment_scores, report.attention_maps),
         *(appendix(agreement), appendix(training_curve)),
@@ -81,9 +70,9 @@ class Explain(Experiment):
             raise ValueError(f"experiment.examples={list(self.examples)}: an example of your own is shown already")
         have = len(setup.source.splits.report) if setup.recipe is None else setup.recipe.task.report
         check_examples("examples", self.examples, have)
-        if setup.recipe is None:
+        if isinstance(setup.source, PretrainedSource):
             try:
-                setup.source.sketch().attention_maps(setup.source.splits.report[:1])
+                setup.source.heads.subject.attention_maps(setup.source.splits.report[:1])
             except ValueError as error:
                 raise ValueError(f"experiment=explain: {str(error).partition(';')[0]}") from None
 

@@ -21,7 +21,6 @@ from mhaprune.measure.outcomes import BATCH_SIZE, measure_removed
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck
-from mhaprune.schedules.budgets import removing
 from mhaprune.scorers.scoring import Scoring, head_columns
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import CONFIDENCE, differs_p, moments, with_interval
@@ -52,7 +51,6 @@ class Interact(Experiment):
         "`experiment=prune schedule=[greedy]` chooses one head after the other, so that of two"
         " that stand in for each other one stays."
     )
-    tables = ("alone", "pairs", "together")
     figures = (report.interactions, report.together)
     stages: ClassVar[Stages] = {"score": 1, "pairs": 7, "prove": 1}
     say = staticmethod(report.say)
@@ -67,7 +65,7 @@ class Interact(Experiment):
     def __call__(self, study: Study) -> Findings:
         subject, examples = study.subject, study.splits.report
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
-        budgets = removing(range(len(subject.grid) + 1), subject.grid)
+        budgets = range(len(subject.grid) + 1)
         with doing("score"):
             made = plans_of(choices(scoring, study.scorers, the_one(study.schedules), budgets))
         plans = [plan for plan in made if plan.draw == 0]

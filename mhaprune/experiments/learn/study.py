@@ -38,7 +38,6 @@ class Learn(Experiment):
     needs_training = True
     question = "How long does training take?"
     then = "`-m experiment=learn training=default,adamw seed=0,1,2` compares recipes seed by seed."
-    tables = ("reached", "training")
     figures = (training_curve,)
     figures_over_runs = (report.time_to_accuracy,)
     say = staticmethod(report.say)

@@ -5,6 +5,7 @@ from math import nan
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from mhaprune.experiments import can_go
 from mhaprune.experiments.can_go import caveats, most_removed, surely_words
@@ -12,9 +13,20 @@ from mhaprune.experiments.shift import say_shift
 from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
-from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, needs, wrapped
+from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, amount, needs, wrapped
 from mhaprune.reporting.sentences import as_fast, right, share
-from mhaprune.tables import HEAD, NOTHING, QUALITY, SURE, Tables, block_order, by_block, head_names, quality_name
+from mhaprune.tables import (
+    HEAD,
+    NOTHING,
+    QUALITY,
+    SURE,
+    Tables,
+    block_order,
+    by_block,
+    head_names,
+    quality_name,
+    timed_name,
+)
 
 CONTROL: Any = {"color": CONTROL_COLOUR, "linewidth": 4, "alpha": 0.45, "solid_capstyle": "round", "zorder": 1.5}
 """The line style of the control: broad and behind the other curves, because they often coincide."""
@@ -110,11 +122,11 @@ def recovery_curves(tables: Tables) -> Plot:
     size = (5.4 if len(ways) == 1 else 3.8 if len(ways) == 2 else 3.1, 3.2)
     figure, grid = plots.panelled(len(ways), 3, size, (1.0, 1.3), *labels, sharex=True, sharey=True)
     for axes, way in zip(grid, ways, strict=True):
-        if len(control):
-            band = control.groupby("heads_removed")[QUALITY].agg(["min", "mean", "max"])
+        for i, (name, drawn) in enumerate(control.groupby("recovery", sort=False)):
+            band = drawn.groupby("heads_removed")[QUALITY].agg(["min", "mean", "max"])
             axes.fill_between(band.index, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
-            label = f"{control['recovery'].iloc[0]} (mean and range)"
-            axes.plot(band.index, band["mean"], label=label, **CONTROL)
+            look = CONTROL | {"linestyle": ("-", ":")[i % 2]}
+            axes.plot(band.index, band["mean"], label=f"{name} (mean and range)", **look)
         for name, curve in own[own["way"] == way].groupby("recovery", sort=False):
             i = names.index(name)
             # A shift along x keeps coinciding curves apart.
@@ -132,3 +144,40 @@ def recovery_curves(tables: Tables) -> Plot:
     if len(control):
         caption += " Grey: the best shape of each size trained from random weights for as many steps in all."
     return Plot("recovery", caption, figure)
+
+
+@needs("recovery", "latency", "smallest")
+def worth(tables: Tables) -> Plot | None:
+    """Draw exact match against the time of an answer: a line per recovery or control, a mark per number of heads."""
+    times = tables["latency"].dropna(subset="speedup").drop_duplicates("removed").set_index("removed")
+    table = tables["recovery"].query("heads_removed > 0")
+    table = table.assign(time=1 / times["speedup"].reindex(table["removed"]).to_numpy()).dropna(subset="time")
+    # The best way to choose heads for each number of heads, so that a line is what each recovery can do.
+    chosen = f"choose_{QUALITY}"
+    if table.empty:
+        return None
+    figure = Figure(figsize=(7, 4.4))
+    axes = figure.add_subplot()
+    dense = tables["smallest"].iloc[0]["dense_quality"]
+    axes.plot([1], [dense], "*", color="black", markersize=13, label="the whole model")
+    for i, (name, rows) in enumerate(table.groupby("recovery", sort=False)):
+        if rows["control"].any():
+            best = rows.groupby("heads_kept")[["time", QUALITY]].mean()
+        else:
+            best = rows.loc[rows.groupby("heads_kept")[chosen].idxmax()].set_index("heads_kept")
+        best = best.sort_values("time")
+        steps, seconds = rows["steps"].median(), rows["seconds"].median()
+        cost = f" ({int(steps)} steps, {amount(seconds, 1)} s)" if name != NOTHING else ""
+        look = {**plots.line_style(i), "markersize": 5, "label": f"{'pruned' if name == NOTHING else name}{cost}"}
+        axes.plot(best["time"], best[QUALITY], **look)
+    axes.set(xlabel=f"time of {timed_name(tables)}, as a share of the whole model's", ylabel=quality_name(tables))
+    if table[QUALITY].between(0, 1).all():
+        axes.set_ylim(-0.03, 1.03)
+    plots.legend_above(figure, axes, "What quality a shorter answer costs")
+    caption = (
+        f"{quality_name(tables).capitalize()} on the report split against the time of an answer; higher and further"
+        " left is better. A mark is a number of heads, chosen by the way that is best on the choose split; of a"
+        " control, it is the mean over its draws. In brackets the steps of training after the removal, or of all"
+        " training of a control, and its seconds when it was trained, which were not measured in turn."
+    )
+    return Plot("worth", caption, figure)

@@ -8,30 +8,20 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from mhaprune.experiments.base import Findings, Setup, WithinTolerance, with_proofs
+from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, with_proofs
 from mhaprune.experiments.can_go import summary_of
 from mhaprune.experiments.prune import report
 from mhaprune.experiments.prune.trials import WAY, Trial, Trials
 from mhaprune.experiments.shift import shift_quality
 from mhaprune.progress import Stages, doing, track
-from mhaprune.pruning.costs import Costs
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import time_removed
 from mhaprune.pruning.shift import shift_table
 from mhaprune.recoveries.base import left_digest
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.training import training_curve
-from mhaprune.schedules.budgets import (
-    COUNTED_UNITS,
-    Budget,
-    check_budgets,
-    heads_to_remove,
-    in_heads,
-    resolve,
-    unit_of,
-)
 from mhaprune.scorers.scoring import Scoring
-from mhaprune.storage.cache import Make, no_memory
+from mhaprune.storage.cache import Make
 from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
 from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_QUALITY, NOTHING, QUALITY, QUARTILES
@@ -41,8 +31,8 @@ SHOWN = [*WAY, "heads_removed"]
 
 
 @dataclass(frozen=True)
-class Prune(WithinTolerance):
-    """Schedules × scorers × recoveries × budgets: tables `smallest`, `recovery`, `latency`, `costs`,
+class Prune(HeadBudgets, WithinTolerance):
+    """Schedules × scorers × recoveries × budgets: tables `smallest`, `recovery`, `latency`,
     `recovery_training` and `training`. `models/` has the model of each row of `smallest` that has lost heads, except
     controls.
 
@@ -54,73 +44,53 @@ class Prune(WithinTolerance):
     `heads_removed_sure`.
     """
 
-    budgets: tuple[int | float | str, ...] = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-    """Numbers of heads to remove: shares of all heads (0.25) or numbers of heads (6). A text is an upper bound on a
-    cost of the model: `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms` (the time of one greedy decoding)."""
+    budgets: tuple[int | float, ...] = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+    """Numbers of heads to remove: shares of all heads (0.25) or numbers of heads (6)."""
 
     recovers = True
     question = "How few heads are enough?"
     then = "`model_file=` with a file of `models/` in this folder studies a pruned model with any experiment."
-    tables = ("smallest", "recovery", "latency", "costs", "recovery_training", "shift", "training")
-    figures = (report.recovery_curves, shift_quality, appendix(training_curve))
-    stages: ClassVar[Stages] = {"cost": 1, "prune and recover": 450, "controls": 800, "time": 10, "prove": 1}
+    figures = (report.recovery_curves, report.worth, shift_quality, appendix(training_curve))
+    stages: ClassVar[Stages] = {"prune and recover": 450, "controls": 800, "time": 10, "prove": 1}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
     head_map = staticmethod(report.head_map)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_budgets(self.budgets)
-
     def check(self, setup: Setup) -> None:
-        grid = setup.grid
         if not setup.schedules:
             raise ValueError("schedule=[]: must name at least one schedule, for example schedule=[greedy]")
-        for schedule in setup.schedules.values():
-            if schedule.scoring != "none":
-                setup.check_scorers()
-            counts, texts = in_heads(self.budgets, len(grid))
-            heads_to_remove(counts, len(grid), len(schedule.smallest(grid).removed))
-            if counted_texts := [text for text in texts if unit_of(text) in COUNTED_UNITS]:
-                sketch, examples = setup.source.sketch(), setup.source.splits.report
-                costs = Costs(sketch, examples.few(), examples[:1], 1, no_memory)
-                resolve(counted_texts, schedule.smallest(sketch.grid), costs)
+        if any(schedule.scoring != "none" for schedule in setup.schedules.values()):
+            setup.check_scorers()
+        super().check(setup)
 
     def __call__(self, study: Study) -> Findings:
         subject, splits = study.subject, study.splits
-        batch = splits.report[: self.latency_batch]
-        costs = Costs(subject, splits.report.few(), batch, self.latency_rounds, study.remember)
-        # Before the first head is scored, so that an impossible budget is refused at once.
-        with doing("cost"):
-            budgets = {n: resolve(self.budgets, s.smallest(subject.grid), costs) for n, s in study.schedules.items()}
-        kept = [{budget.heads_kept(subject.grid) for budget in resolved} for resolved in budgets.values()]
-        rounds = max(len(sizes - {len(subject.grid)}) for sizes in kept)
-        steps = [each.extra_steps * (rounds if each.between else 1) for each in study.recoveries.values()]
+        budgets = self.removals(subject.grid)
+        steps = [each.extra_steps * (len(budgets) - 1 if each.between else 1) for each in study.recoveries.values()]
         lesson = study.lesson(max(steps, default=0))
         trials = Trials(lesson, study.recoveries, study.remember)
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
         found: list[Trial] = []
         for name, schedule in track(study.schedules.items(), "prune and recover", name=lambda each: each[0]):
-            plans = plans_of(choices(scoring, study.scorers, schedule, budgets[name], name, draws=1))
+            plans = plans_of(choices(scoring, study.scorers, schedule, budgets, name, draws=1))
             found += trials.after(plans)
             for between in (n for n, recovery in study.recoveries.items() if recovery.between):
                 for scorer in dict.fromkeys(plan.scorer for plan in plans):
                     choose = partial(choose_next, study, scorer, name)
-                    found += trials.between(between, choose, budgets[name])
+                    found += trials.between(between, choose, budgets)
         best = best_of_each_size(found)
         for name in track([n for n, recovery in study.recoveries.items() if recovery.control], "controls"):
             found += trials.controls(name, best)
         table = pd.DataFrame([trial.columns for trial in found])
         with doing("time"):
             plans = list({trial.plan.mask: trial.plan for trial in found}.values())
-            latency = time_removed(subject, plans, batch, self.latency_rounds)
+            latency = time_removed(subject, plans, splits.report[: self.latency_batch], self.latency_rounds)
         smallest = smallest_table(table, latency, self.tolerance)
         chosen = list(models_of(found, smallest))
         tables = {
             "smallest": smallest,
             "recovery": table,
             "latency": latency,
-            "costs": costs.table(),
             **shift_table(
                 subject, splits, (({name: row[name] for name in SHOWN}, trial.model) for row, trial in chosen)
             ),
@@ -131,15 +101,18 @@ class Prune(WithinTolerance):
         return with_proofs(study, tables, trials.worst, saved_files(study, chosen))
 
 
-def choose_next(study: Study, scorer: str, name: str, left: Subject, budget: Budget) -> Plan:
-    """Return a plan with the next heads to remove from the model `left`, chosen anew by the schedule `name`."""
+def choose_next(study: Study, scorer: str, name: str, left: Subject, budget: int) -> Plan:
+    """Return a plan with the next heads to remove from the model `left`, chosen anew by the schedule `name`. With them
+    the model has lost as many heads as `budget` says."""
 
     def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
         return study.remember(kind, what | {"left": left_digest(left)}, make)
 
     scorers = {scorer: study.scorers[scorer]} if scorer in study.scorers else {}
     scoring, schedule = Scoring(left, study.splits.score, study.seed, remember), study.schedules[name]
-    (plan,) = plans_of(choices(scoring, scorers, schedule, [budget], name, draws=1, whole=study.subject.grid))
+    whole = study.subject.grid
+    more = budget - (len(whole) - len(left.grid))
+    (plan,) = plans_of(choices(scoring, scorers, schedule, [more], name, draws=1, whole=whole))
     return plan
 
 
@@ -161,9 +134,10 @@ def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float)
     table = table.merge(speeds, how="left", on="removed")
     dense = table[(table["recovery"] == NOTHING) & (table["heads_removed"] == 0)].iloc[0]
     controls = table[table["control"]]
+    controls = controls[controls["recovery"] == controls["recovery"].min()]  # one of several stands beside the rows
     rows = []
     for way, curve in _ways(table):
-        own = summary_of(curve, dense, tolerance, "budget", "heads_kept", "kept", "steps", "note")
+        own = summary_of(curve, dense, tolerance, "heads_kept", "kept", "steps", "note")
         control = controls.loc[controls["heads_kept"] == own["heads_kept"], QUALITY]
         beside = {"quality": control.mean(), "least": control.min(), "most": control.max(), "draws": len(control)}
         own |= {"control": bool(curve["control"].any()), **{f"control_{name}": x for name, x in beside.items()}}
@@ -184,9 +158,9 @@ def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
 def models_of(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], Trial]]:
     """Yield each row of `smallest` that has lost heads and is no control, with its model."""
     own = [trial for trial in found if not trial.columns["control"]]
-    models = {(*(trial.columns[name] for name in WAY), trial.plan.budget): trial for trial in own}
+    models = {(*(trial.columns[name] for name in WAY), trial.columns["heads_removed"]): trial for trial in own}
     for row in smallest[(smallest["heads_removed"] > 0) & ~smallest["control"]].to_dict("records"):
-        yield row, models[*(row[name] for name in WAY), row["budget"]]
+        yield row, models[*(row[name] for name in WAY), row["heads_removed"]]
 
 
 def saved_files(study: Study, chosen: Sequence[tuple[dict[Any, Any], Trial]]) -> dict[str, bytes]:

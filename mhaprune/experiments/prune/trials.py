@@ -1,4 +1,4 @@
-"""Pruned models and their recovery: at the end, between one budget and the next, or trained anew as a control."""
+"""Pruned models and their recovery: at the end, between one removal and the next, or trained anew as a control."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import nan
@@ -13,13 +13,12 @@ from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan, plan_columns, plan_words
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.recoveries.base import Recovery, RecoveryContext, recover
-from mhaprune.schedules.budgets import Budget
 from mhaprune.storage.cache import Remember
 from mhaprune.subject import Subject
 from mhaprune.tables import NOTHING, join_names
 
 WAY = ["schedule", "scorer", "recovery"]
-"""The columns that, with the budget, identify a model; a control also needs `draw`."""
+"""The columns that, with the number of heads, identify a model; a control also needs `draw`."""
 
 
 class Trial(NamedTuple):
@@ -63,21 +62,13 @@ class Trials:
                     self._done[name, plan.mask] = known
                 yield known._replace(plan=plan, columns=known.columns | _identity(plan, name, 0))
 
-    def between(
-        self, name: str, choose: Callable[[Subject, Budget], Plan], budgets: Sequence[Budget]
-    ) -> Iterator[Trial]:
-        """Yield the model at each budget: `choose` returns the next heads to remove from the current model, and the
-        smaller model is recovered before the next budget."""
+    def between(self, name: str, choose: Callable[[Subject, int], Plan], budgets: Sequence[int]) -> Iterator[Trial]:
+        """Yield the model at each budget, a number of heads removed in all: `choose` returns the next heads to remove
+        from the current model, and the smaller model is recovered before the next budget."""
         dense, steps = self.lesson.dense, 0
         left: Subject = dense
-        last: Trial | None = None
-        for budget in track(budgets, name, name=lambda budget: budget.name):
+        for budget in track(budgets, name, name=str):
             plan = choose(left, budget)
-            if last is not None and not plan.mask.removed:  # the model is within this budget already
-                yield last._replace(
-                    plan=last.plan._replace(budget=plan.budget), columns=last.columns | {"budget": plan.budget}
-                )
-                continue
             equivalence = EquivalenceCheck(left, self.lesson.splits.report)
             equivalence.prove(plan.mask)
             self.worst = max(self.worst, equivalence.worst)
@@ -85,8 +76,7 @@ class Trials:
             smaller = left.without(plan.mask)
             steps += self.recoveries[name].extra_steps if whole.mask.removed else 0
             done = self._recovered(whole, name if whole.mask.removed else NOTHING, smaller, 0, steps)
-            last = done._replace(columns=done.columns | _identity(whole, name, 0))
-            yield last
+            yield done._replace(columns=done.columns | _identity(whole, name, 0))
             left = done.model
 
     def controls(self, name: str, best: Sequence[Trial]) -> Iterator[Trial]:
@@ -98,14 +88,14 @@ class Trials:
             yield self._recovered(trial.plan, name, left, draw, steps)
 
     def _recovered(self, plan: Plan, name: str, left: Subject, draw: int, steps: int) -> Trial:
-        splits, note, identity = self.lesson.splits, "", _identity(plan, name, draw)
+        splits, note, seconds, identity = self.lesson.splits, "", 0.0, _identity(plan, name, draw)
         if name != NOTHING:
-            left, history, note = recover(self.recoveries[name], self.lesson, left, draw, self.remember)
+            left, history, note, seconds = recover(self.recoveries[name], self.lesson, left, draw, self.remember)
             where = {column: identity[column] for column in (*WAY, "draw")}
             self.histories.append(history.assign(heads_kept=len(left.grid), **where))
         reported = measure(left, splits.report)
         control = name != NOTHING and self.recoveries[name].control
-        columns = identity | {"control": control, "steps": steps, **accuracy_columns(reported)}
+        columns = identity | {"control": control, "steps": steps, "seconds": seconds, **accuracy_columns(reported)}
         columns |= choose_columns(measure(left, splits.choose), self._dense)
         columns |= size_columns(left, splits.report) | {"note": note}
         if control and note:  # if the control failed, the model kept its old weights

@@ -1,4 +1,4 @@
-"""The report of `experiment=speed`: speed-up by heads removed, accuracy against time, and time by part."""
+"""The report of `experiment=speed`: speed-up by heads removed, and accuracy against time."""
 
 import math
 from collections.abc import Iterator
@@ -11,14 +11,11 @@ from matplotlib.lines import Line2D
 
 from mhaprune.reporting import plots
 from mhaprune.reporting.headline import Number
-from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, needs
+from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, needs
 from mhaprune.reporting.sentences import right, share
 from mhaprune.tables import CHOOSE_QUALITY, QUALITY, QUARTILES, Tables, candidates, quality_name, timed_name
 
-WHAT = {"encoder": "encoder", "decoder": "decoder, KV cache", "both": "encoder and decoder"}
 SIZE = ["batch_size", "source_length", "target_length"]
-PART_COLOURS = {"attention": COLOURS[4], "feed_forward": COLOURS[5], "rest": CONTROL_COLOUR}
-BUILT: Any = {"color": "black", "marker": "_", "markersize": 11, "linestyle": ""}
 NOISE = Line2D([], [], color=CONTROL_COLOUR, alpha=0.4, linewidth=7, label="noise: the whole model against itself")
 
 
@@ -62,20 +59,14 @@ def headline(tables: Tables) -> list[Number]:
 
 
 def at_half(speed: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that time whole answers, where the share of removed heads is nearest to one half."""
-    whole = whole_answers(speed)
-    off_half = (whole["model_heads_removed"] / whole["model_heads"] - 0.5).abs()
-    return whole[off_half == off_half.min()]
-
-
-def whole_answers(speed: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that time whole answers: encoder and decoder together, or the only part that there is."""
-    return speed[speed["what"] == ("both" if (speed["what"] == "both").any() else "decoder")]
+    """Return the rows where the share of removed heads is nearest to one half."""
+    off_half = (speed["heads_removed"] / speed["heads_total"] - 0.5).abs()
+    return speed[off_half == off_half.min()]
 
 
 def _with_half(row: pd.Series) -> str:
     """Return the share of heads that stay in words: "With half of the heads"."""
-    left, total = int(row["model_heads"] - row["model_heads_removed"]), int(row["model_heads"])
+    left, total = int(row["heads_total"] - row["heads_removed"]), int(row["heads_total"])
     return f"With {'half of the' if 2 * left == total else f'{left} of {total}'} heads"
 
 
@@ -127,19 +118,19 @@ def _quartiles(row: pd.Series, name: str) -> str:
 
 @needs("speed")
 def speedup_curves(tables: Tables) -> Plot:
-    """Draw the speed-up of whole answers against heads removed: a panel per size of the input, a line per width. A
-    model without any head is left out, because it is useless and much faster."""
+    """Draw the speed-up against heads removed: a panel per size of the input, a line per width. A model without any
+    head is left out, because it is useless and much faster."""
     speed = tables["speed"]
-    lines = whole_answers(speed).query("model_heads_removed < model_heads")
+    lines = speed.query("heads_removed < heads_total")
     sizes, widths = list(lines.groupby(SIZE, sort=False)), list(lines["timed_d_model"].unique())
-    xlabel = f"heads removed, of {int(speed['model_heads'].max())}"
+    xlabel = f"heads removed, of {int(speed['heads_total'].max())}"
     figure, grid = plots.panelled(len(sizes), 3, (3.8, 3.0), (1.0, 1.2), xlabel, "times as fast", sharey=True)
     for axes, (_, rows) in zip(grid, sizes, strict=True):
         _draw_noise(axes, rows)
         for n, width in enumerate(widths):
             line, look = rows[rows["timed_d_model"] == width], plots.line_style(n)
-            plots.draw_curve(axes, line, "model_heads_removed", "speedup", QUARTILES, markersize=5, **look)
-        axes.set_xticks(sorted(rows["model_heads_removed"].unique()))
+            plots.draw_curve(axes, line, "heads_removed", "speedup", QUARTILES, markersize=5, **look)
+        axes.set_xticks(sorted(rows["heads_removed"].unique()))
         axes.set_title(_size(rows.iloc[0], speed))
         axes.tick_params(labelbottom=True)
     looks = [Line2D([], [], label=f"width {width}", **plots.line_style(n)) for n, width in enumerate(widths)]
@@ -152,47 +143,6 @@ def speedup_curves(tables: Tables) -> Plot:
         " there is no difference to be seen. The model without any head is left out."
     )
     return Plot("speedup", caption, figure)
-
-
-@needs("speed")
-def speedup_by_part(tables: Tables) -> Plot:
-    """Draw speed-up against heads removed, beside models built small: a row each for encoder, decoder, both; a column
-    per width; a line per size."""
-    speed = tables["speed"]
-    rows, columns = _whats(speed), list(speed["timed_d_model"].unique())
-    count, xlabel = len(rows) * len(columns), f"heads removed, of {int(speed['model_heads'].max())}"
-    figure, grid = plots.panelled(count, len(columns), (2.9, 2.3), (1.2, 1.4), xlabel, sharex=True, sharey=True)
-    for i, axes in enumerate(grid):
-        what, d_model = rows[i // len(columns)], columns[i % len(columns)]
-        panel = speed[(speed["what"] == what) & (speed["timed_d_model"] == d_model)]
-        _draw_noise(axes, panel)
-        for n, (_, line) in enumerate(panel.groupby(SIZE, sort=False)):
-            removed, look = line["model_heads_removed"], plots.line_style(n)
-            plots.draw_curve(axes, line, "model_heads_removed", "speedup", QUARTILES, markersize=4, **look)
-            axes.plot(removed, line["speedup"] * line["built_ratio"], **BUILT)
-            axes.plot(removed, line["flop_ratio"], color=look["color"], linestyle=":", linewidth=1.2)
-        axes.set_xticks(sorted(panel["model_heads_removed"].unique()))
-        if i < len(columns):
-            axes.set_title(f"width {d_model}")
-        if i % len(columns) == 0:
-            axes.set_ylabel(f"{WHAT[what]}\ntimes as fast")
-    ends = pd.concat([*(speed[f"speedup{end}"] for end in QUARTILES), speed["flop_ratio"], speed["aa_ratio_q1"]])
-    plots.scale_in_ratios(grid[0].yaxis, 0.95 * ends.min(), 1.05 * ends.max())
-    sizes = speed.loc[speed["what"] == rows[-1], SIZE].drop_duplicates().itertuples()
-    handles = [
-        *(Line2D([], [], label=_size(s, speed), markersize=4, **plots.line_style(n)) for n, s in enumerate(sizes)),
-        Line2D([], [], label="built with as few heads", **BUILT),
-        Line2D([], [], color="#555555", linestyle=":", label="if time went by FLOPs"),
-        NOISE,
-    ]
-    ratio = tables["speed"].query("heads_removed > 0")["built_ratio"].median()
-    plots.legend_above(figure, handles, f"Removal takes {ratio:.2f} of the time of models built as small")
-    caption = (
-        "Speed-up of each part when heads are really removed, evenly from all blocks, against the whole model in turn,"
-        " on a logarithmic axis; bars are quartiles over rounds. A stroke is a model built with as few heads, for"
-        " comparison. Once no cross-attention has a head the encoder need not run."
-    )
-    return Plot("speedup_by_part", caption, figure)
 
 
 def _draw_noise(axes: Axes, rows: pd.DataFrame) -> None:
@@ -249,45 +199,9 @@ def unbeaten(models: pd.DataFrame) -> pd.DataFrame:
     return front[apart].drop_duplicates("heads_removed", keep="last")
 
 
-@needs("parts")
-def time_by_part(tables: Tables) -> Plot:
-    """Draw the shares of attention, feed-forward and rest in the time of encoder, decoder, and both, with all heads."""
-    parts = tables["parts"]
-    whats, sizes = _whats(parts), ["timed_d_model", *SIZE]
-    most = max(len(parts.loc[parts["what"] == what, sizes].drop_duplicates()) for what in whats)
-    size = (2.9, 0.34 * most)
-    figure, grid = plots.panelled(len(whats), len(whats), size, (1.6, 1.2), "share of the time", sharex=True)
-    for axes, what in zip(grid, whats, strict=True):
-        rows = parts[parts["what"] == what]
-        wide = rows.pivot_table(index=sizes, columns="part", values=["share", "part_ms"], sort=False)
-        left = np.zeros(len(wide))
-        for part, colour in PART_COLOURS.items():
-            shares = wide["share"][part].to_numpy()
-            bars = axes.barh(range(len(wide)), shares, 0.75, left, color=colour, label=part.replace("_", "-"))
-            axes.bar_label(bars, [f"{each:.0%}" if each > 0.13 else "" for each in shares], label_type="center")
-            left += shares
-        axes.bar_label(bars, [f"{total:.3g} ms" for total in wide["part_ms"].sum(axis=1)], padding=3)
-        named = wide.index.to_frame().itertuples(index=False)
-        axes.set_yticks(range(len(wide)), [f"d_model {size.timed_d_model}, {_size(size, parts)}" for size in named])
-        axes.tick_params(labelleft=axes is grid[0])
-        axes.set(title=WHAT[what], xlim=(0, 1.3), xticks=(0, 0.25, 0.5, 0.75, 1))
-        axes.invert_yaxis()
-        axes.grid(visible=False)
-    plots.legend_above(figure, grid[0])
-    caption = (
-        "Where the time of the whole model goes; attention's part holds its normalisation, projections and cache."
-        " If it took no time and the rest stayed as it is, the whole would be 1 / (1 − share) times as fast."
-    )
-    return Plot("parts", caption, figure)
-
-
-def _whats(frame: pd.DataFrame) -> list[str]:
-    return [what for what in WHAT if (frame["what"] == what).any()]
-
-
 def _size(size: Any, frame: pd.DataFrame) -> str:
     """Return the batch size in words, with the lengths if they differ in the table."""
     label = f"batch {size.batch_size}"
-    if len(frame.loc[frame["target_length"] > 0, SIZE[1:]].drop_duplicates()) > 1:
-        label += f", {size.source_length}" + (f" → {size.target_length} tokens" if size.target_length else " tokens")
+    if len(frame[SIZE[1:]].drop_duplicates()) > 1:
+        label += f", {size.source_length} → {size.target_length} tokens"
     return label

@@ -1,7 +1,6 @@
-"""Time models with and without heads, at several sizes, and find where the time is spent."""
+"""Time models with and without heads, at several sizes."""
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, ClassVar
@@ -13,31 +12,29 @@ from mhaprune.experiments.speed import report
 from mhaprune.experiments.speed.matchup import Matchup, Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.times import device_name
-from mhaprune.model.network import Transformer
 from mhaprune.progress import Stages, doing
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.removal import prune, time_removed
-from mhaprune.reporting.plots import appendix
 from mhaprune.schedules.budgets import heads_to_remove
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.settings.ranges import Ge, Sizes, Within
 from mhaprune.studies.study import Study, Trained
-from mhaprune.tables import CHOOSE_QUALITY, DENSE_AGAIN
+from mhaprune.tables import DENSE_AGAIN
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Speed(HeadBudgets):
-    """Time models of several sizes with several shares of their heads removed: tables `speed`, `parts`, `tradeoff`,
+    """Time models of several sizes with several shares of their heads removed: tables `speed`, `tradeoff`,
     `pruning` and `training`. Time does not depend on the values of the weights. So each size is timed on fresh models
     with random weights. They have as many layers and heads as the run's own model, and a feed-forward of the same
     proportion. Four models take turns: a dense model, a second copy of it (A/A), one with heads removed, and one built
     without them.
 
     The quality is that of the trained model. Its heads are removed as the schedule and the scorers choose, and
-    `tradeoff` has exact match beside the milliseconds of a greedy decoding. For a pretrained model, `speed` and `parts`
-    are left out, and `tradeoff` has its quality beside the time of a forward pass.
+    `tradeoff` has exact match beside the milliseconds of a greedy decoding. For a pretrained model, `speed` is
+    left out, and `tradeoff` has its quality beside the time of a forward pass.
     """
 
     d_models: Sizes = (64, 256, 512)
@@ -55,14 +52,8 @@ class Speed(HeadBudgets):
 
     question = "How much faster is the model with fewer heads, and at which size?"
     then = "`experiment=ablate` shows which heads can be removed, and what that costs."
-    tables = ("speed", "parts", "tradeoff", "pruning", "training")
-    figures = (
-        report.speedup_curves,
-        report.accuracy_milliseconds,
-        report.time_by_part,
-        appendix(report.speedup_by_part),
-    )
-    stages: ClassVar[Stages] = {"sizes": 125, "trained model": 23, "prove": 1}
+    figures = (report.speedup_curves, report.accuracy_milliseconds)
+    stages: ClassVar[Stages] = {"sizes": 30, "trained model": 23, "prove": 1}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
 
@@ -81,42 +72,29 @@ class Speed(HeadBudgets):
                 raise ValueError(f"experiment.d_models={d_model}: must be {allowed}")
 
     def __call__(self, study: Study) -> Findings:
-        timed = {} if study.origin is None else self.sizes(study.trained)
+        timed = {} if study.origin is None else {"speed": self.sizes(study.trained)}
         with doing("trained model"):
             pruning, timed["tradeoff"], difference = self.trained(study)
         device = device_name(study.subject.device)
         tables = {name: table.assign(device=device) for name, table in timed.items()}
         return with_proofs(study, {**tables, "pruning": pruning, **study.training_table}, difference)
 
-    def sizes(self, trained: Trained) -> dict[str, pd.DataFrame]:
-        """Return tables `speed` and `parts`, of fresh models."""
+    def sizes(self, trained: Trained) -> pd.DataFrame:
+        """Return the table `speed`, of fresh models."""
         config, device = trained.network.config, trained.network.device
         full = HeadGrid.full(config.blocks, config.num_heads)
         masks = [evenly(full, count) for count in heads_to_remove(self.shares, len(full))]
         longest = max(*self.source_lengths, *self.target_lengths)
-        workloads = list(self.workloads(config))
-        speed, parts = [], []
+        workloads = [Workload(*size) for size in product(self.batch_sizes, self.source_lengths, self.target_lengths)]
+        speed = []
         with doing("sizes", len(self.d_models) * len(workloads)) as step:
             for d_model in self.d_models:
-                whole = scaled(config, d_model, longest)
-                for shape in dict.fromkeys(work.shape(whole) for work in workloads):
-                    matchup = Matchup(shape, len(trained.task.vocabulary), masks, device)
-                    for work in workloads:
-                        if work.shape(whole) == shape:
-                            speed.append(matchup.speed(work, self.rounds))
-                            parts.append(matchup.parts(work, self.rounds))
-                            step.done += 1
-        return {"speed": pd.concat(speed, ignore_index=True), "parts": pd.concat(parts, ignore_index=True)}
-
-    def workloads(self, shape: Transformer) -> Iterator[Workload]:
-        """Yield the work of encoder, decoder, and both; only the decoder if the model has no encoder layers."""
-        for batch_size, source_length in product(self.batch_sizes, self.source_lengths):
-            if shape.num_encoder_layers:
-                yield Workload("encoder", batch_size, source_length, 0)
-            for target_length in self.target_lengths:
-                yield Workload("decoder", batch_size, source_length, target_length)
-                if shape.num_encoder_layers:
-                    yield Workload("both", batch_size, source_length, target_length)
+                shape = scaled(config, d_model, longest)
+                matchup = Matchup(shape, len(trained.task.vocabulary), masks, device)
+                for work in workloads:
+                    speed.append(matchup.speed(work, self.rounds))
+                    step.done += 1
+        return pd.concat(speed, ignore_index=True)
 
     def trained(self, study: Study) -> tuple[pd.DataFrame, pd.DataFrame, float]:
         """Prune the trained model by every plan. Return a table of accuracy, a table of accuracy and latency, and the
@@ -131,16 +109,6 @@ class Speed(HeadBudgets):
             latency = time_removed(subject, first, examples[:batch_size], self.rounds)
             floor = latency[latency["scorer"] == DENSE_AGAIN].iloc[0]
             both = pruning.merge(latency, on=[name for name in latency if name in pruning])
-            own = report.judged(both, {"pruning": pruning})
-            both["on_front"] = on_front(own["latency_ms"], own[CHOOSE_QUALITY]).reindex(both.index, fill_value=False)
             both[["aa_ratio", "aa_ratio_q1", "aa_ratio_q3"]] = floor[["speedup", "speedup_q1", "speedup_q3"]].tolist()
             parts.append(both.assign(batch_size=batch_size))
         return pruning, pd.concat(parts, ignore_index=True), difference
-
-
-def on_front(cost: pd.Series, quality: pd.Series) -> pd.Series:
-    """Return True for rows on the Pareto front: no row is at least as good in both respects and better in one."""
-    dominated = [
-        ((cost <= c) & (quality >= q) & ((cost < c) | (quality > q))).any() for c, q in zip(cost, quality, strict=True)
-    ]
-    return ~pd.Series(dominated, index=cost.index)

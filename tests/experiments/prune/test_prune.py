@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.recoveries.refit import Refit
 from mhaprune.runs.run import build
-from mhaprune.schedules.budgets import Budget, Cost, removing
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.subset import Subset
 from mhaprune.statistics.intervals import paired_interval
@@ -231,7 +229,7 @@ def test_gates_trained_on_what_is_left_are_kept_for_what_is_left(study: Study) -
     trained = replace(study, scorers={"subset": Subset(steps=1)}, remember=remember)
     for gone in ("cross.0.0", "cross.0.1"):
         left = study.subject.without(mask_of(study, gone))
-        plan = choose_next(trained, "subset", "one_shot", left, *removing([3], study.subject.grid))
+        plan = choose_next(trained, "subset", "one_shot", left, 3)
         assert len(plan.mask.removed) == 2
     first, second = asked
     assert first["left"] != second["left"]
@@ -264,23 +262,13 @@ def test_a_control_that_diverged_is_not_taken_for_one(study: Study, monkeypatch:
         raise Diverged("the loss is nan")
 
     monkeypatch.setattr(FromScratch, "__call__", diverge)
-    plan = trials.Plan("a", 0, "one", mask_of(study, "cross.0.0"), "1")
+    plan = trials.Plan("a", 0, "one", mask_of(study, "cross.0.0"))
     work = trials_of(study, scratch=FromScratch(draws=1))
     (best,) = work.after([plan])
     (control,) = work.controls("scratch", [best])
     assert np.isnan(control.columns["quality"])
     assert control.columns["note"].startswith("diverged")
     assert not np.isnan(best.columns["quality"])
-
-
-def test_a_budget_that_is_met_already_trains_nothing(study: Study) -> None:
-    work = trials_of(study, tuned=FineTune(steps=1, when="between"))
-    cost = Cost.heads(study.subject.grid)
-    budgets = [Budget("half", 3, cost), Budget("half again", 3.5, cost), Budget("less", 2, cost)]
-    rows = list(work.between("tuned", partial(choose_next, study, "ablation", "one_shot"), budgets))
-    assert [row.columns["budget"] for row in rows] == ["half", "half again", "less"]
-    assert [row.columns["steps"] for row in rows] == [1, 1, 2]
-    assert rows[0].columns["loss"] == rows[1].columns["loss"] != rows[2].columns["loss"]
 
 
 def test_ten_comes_after_nine() -> None:
@@ -331,7 +319,7 @@ def test_what_diverges_is_kept_as_it_was_and_said(cache: Path, folder: Path, tmp
 
 def test_equal_masks_are_recovered_once(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     grid: HeadGrid = study.subject.grid
-    plan = trials.Plan("a", 0, "one", HeadMask(grid, frozenset(grid.heads[:2])), "2")
+    plan = trials.Plan("a", 0, "one", HeadMask(grid, frozenset(grid.heads[:2])))
     calls: list[Any] = []
     plain = trials.recover
     monkeypatch.setattr(trials, "recover", lambda *rest: calls.append(rest) or plain(*rest))
@@ -349,20 +337,9 @@ def test_equal_masks_are_recovered_once(study: Study, monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("bias_lost_with_the_heads")
 def test_a_removal_that_is_not_the_mask_fails_at_the_end_and_between(study: Study) -> None:
     grid = study.subject.grid
-    plan = trials.Plan("a", 0, "one", HeadMask(grid, frozenset(grid)), "6")
-    (budget,) = removing([6], grid)
+    plan = trials.Plan("a", 0, "one", HeadMask(grid, frozenset(grid)))
     work = trials_of(study, tuned=FineTune(steps=1, when="between"))
     with pytest.raises(ProofFailed):
         list(work.after([plan]))
     with pytest.raises(ProofFailed):
-        list(work.between("tuned", lambda left, budget: plan, [budget]))
-
-
-def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_scored(cache: Path, folder: Path) -> None:
-    for budget, message in (
-        ("0.000001 ms", r"a model with no heads costs [\d.e+-]+ ms, allowed are [\d.e+-]+ to [\d.e+-]+ ms"),
-        ("1 parameters", "a model with no heads costs 1657 parameters, allowed are 1657 to 4873"),
-    ):
-        settings = [*LEARNT, *PRUNE, f"cache={cache}", f"experiment.budgets=[{budget}]"]
-        with pytest.raises(ValueError, match=f"experiment.budgets={budget}: {message}"):
-            build(compose("experiment=prune", *settings)).results()
+        list(work.between("tuned", lambda left, budget: plan, [6]))

@@ -8,8 +8,7 @@ import pytest
 
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.speed.report import at_half, unbeaten
-from mhaprune.experiments.speed.study import Speed, on_front
-from mhaprune.model.network import Transformer
+from mhaprune.experiments.speed.study import Speed
 from mhaprune.runs.run import build
 from support.composing import compose, tables_in
 from support.made_tables import text_of
@@ -35,17 +34,11 @@ def tables(folder: Path) -> Frames:
 
 def test_every_size_has_a_row_per_share_of_the_heads(tables: Frames) -> None:
     speed = tables["speed"]
-    assert len(speed) == 2 * 2 * 3 * 5
+    assert len(speed) == 2 * 2 * 5
     assert set(speed["timed_d_model"]) == {16, 24}
     assert set(speed["d_model"]) == {16}, "the run's own model"
-    mine = speed[(speed["timed_d_model"] == 24) & (speed["batch_size"] == 3)].set_index("what")
-    # Of six heads 2, 3, 5 and 6: two in each of three blocks.
-    assert mine.loc["both", "model_heads_removed"].tolist() == [0, 2, 3, 5, 6]
-    assert mine.loc["both", "heads_removed"].tolist() == [0, 2, 3, 5, 6]
-    assert mine.loc["encoder", "heads_removed"].tolist() == [0, 0, 1, 1, 2]
-    assert mine.loc["decoder", "heads_removed"].tolist() == [0, 2, 2, 4, 4]
-    assert mine.loc["encoder", "heads_total"].unique().tolist() == [2]
-    assert mine.loc["encoder", "target_length"].unique().tolist() == [0]
+    for _, mine in speed.groupby(["timed_d_model", "batch_size"]):
+        assert mine["heads_removed"].tolist() == [0, 2, 3, 5, 6]
     assert speed["device"].str.startswith("cpu (").all()
 
 
@@ -54,27 +47,18 @@ def test_numbers_that_belong_together_agree(tables: Frames) -> None:
     for name in ("speedup", "built_ratio", "aa_ratio"):
         assert (speed[f"{name}_q1"] <= speed[name]).all()
         assert (speed[name] <= speed[f"{name}_q3"]).all()
-    for _, mine in speed.groupby(["what", "timed_d_model", "batch_size"]):
+    for _, mine in speed.groupby(["timed_d_model", "batch_size"]):
         np.testing.assert_allclose(mine["latency_ms"] * mine["speedup"], (mine["latency_ms"] * mine["speedup"]).iloc[0])
         assert mine["aa_ratio"].nunique() == 1
         assert mine["flop_ratio"].iloc[0] == 1
         assert mine["flop_ratio"].is_monotonic_increasing
-        assert (mine["parameters"].diff().dropna() < 0).all() or mine["what"].iloc[0] == "decoder"
+        assert (mine["parameters"].diff().dropna() < 0).all()
 
 
 def test_in_short_there_is_what_half_of_the_heads_bring_at_every_size(tables: Frames) -> None:
     speed = tables["speed"]
-    for found, what in ((at_half(speed), "both"), (at_half(speed[speed["what"] == "decoder"]), "decoder")):
-        assert (set(found["what"]), found["model_heads_removed"].tolist()) == ({what}, [3] * 4)
+    assert at_half(speed)["heads_removed"].tolist() == [3] * 4
     assert Speed.headline(tables)[0].value == at_half(speed)["speedup"].max()
-
-
-def test_parts_add_up(tables: Frames) -> None:
-    parts = tables["parts"]
-    assert len(parts) == 2 * 2 * 3 * 3
-    for _, mine in parts.groupby(["what", "timed_d_model", "batch_size"]):
-        assert mine["share"].sum() == pytest.approx(1)
-        assert (mine["part_ms"] > 0).all()
 
 
 def test_the_tradeoff_has_accuracy_and_time_of_every_plan_once_per_batch_size(tables: Frames) -> None:
@@ -84,48 +68,28 @@ def test_the_tradeoff_has_accuracy_and_time_of_every_plan_once_per_batch_size(ta
     first = pruning[pruning["draw"] == 0]
     for _, mine in tradeoff.groupby("batch_size"):
         np.testing.assert_array_equal(mine["quality"], first["quality"])
-        own = mine[mine["scorer"] != "random"]
-        np.testing.assert_array_equal(own["on_front"], on_front(own["latency_ms"], own["choose_quality"]))
-        assert own["on_front"].any()
-        assert not mine.loc[mine["scorer"] == "random", "on_front"].any(), "one draw of a control is noise"
-
-
-def test_the_front_holds_what_nothing_beats() -> None:
-    cost, quality = pd.Series([1.0, 2.0, 2.0, 3.0, 3.0, 4.0]), pd.Series([0.1, 0.5, 0.4, 0.5, 0.9, 0.9])
-    assert on_front(cost, quality).tolist() == [True, True, False, False, True, False]
-    assert on_front(pd.Series([1.0, 1.0]), pd.Series([0.5, 0.5])).tolist() == [True, True]
 
 
 def made_up() -> dict[str, pd.DataFrame]:
     """Three of six heads make it 2.2 times as fast at width 16 and 2.8 times at width 24."""
-    sizes = [
-        {"what": what, "timed_d_model": width, "batch_size": 3, "source_length": 4, "target_length": length}
-        for width in (16, 24)
-        for what, length in (("encoder", 0), ("decoder", 5), ("both", 5))
-    ]
+    sizes = [{"timed_d_model": width, "batch_size": 3, "source_length": 4, "target_length": 5} for width in (16, 24)]
     rows = []
     for size in sizes:
         width = size["timed_d_model"]
         for gone in (0, 3, 5):
-            row = {"model_heads": 6, "model_heads_removed": gone, "heads_removed": gone, "heads_total": 6}
+            row = {"heads_removed": gone, "heads_total": 6}
             ratios = {"speedup": 1 + gone * width / 40, "built_ratio": 1 + width / 1000 + gone / 1e4, "aa_ratio": 1.0}
             quartiles = {f"{name}_{q}": ratio + off for name, ratio in ratios.items() for q, off in OFF.items()}
             rows.append(size | row | ratios | quartiles | {"flop_ratio": 1 + gone})
-    parts = [
-        size | {"part": part, "part_ms": 8 * share, "share": share}
-        for size in sizes
-        for part, share in (("attention", 0.34 + size["timed_d_model"] / 150), ("feed_forward", 0.375), ("rest", 0.125))
-    ]
     tradeoff = [
         {"scorer": "gate", "draw": 0, "batch_size": 3, "aa_ratio": 1.0, "aa_ratio_q1": 0.99, "aa_ratio_q3": 1.01}
         | {"heads_total": 6, "heads_removed": gone, "removed": f"{gone}"}
         | {"latency_ms": time, "speedup": 8 / time, "speedup_q1": 7.9 / time, "speedup_q3": 8.1 / time}
-        | {"quality": right - 0.01, "choose_quality": right, "on_front": gone > 0}
+        | {"quality": right - 0.01, "choose_quality": right}
         for gone, time, right in ((0, 8.0, 1.0), (1, 7.0, 1.0), (2, 6.5, 0.995), (6, 2.0, 0.0))
     ]
     speed = pd.DataFrame(rows).assign(latency_ms=1.0, device="cpu (x)")
-    others = {"parts": pd.DataFrame(parts), "tradeoff": pd.DataFrame(tradeoff)}
-    return {"speed": speed, **others}
+    return {"speed": speed, "tradeoff": pd.DataFrame(tradeoff)}
 
 
 OFF = {"q1": -0.02, "q3": 0.03}
@@ -160,7 +124,7 @@ def with_a_control(tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """One draw of a control that happens to be fast and right, of several."""
     lucky = tables["tradeoff"].assign(scorer="random", latency_ms=1.0, speedup=8.0, speedup_q1=8.0, quality=1.0)
     draws = [{"scorer": "gate", "draw": 0}, *({"scorer": "random", "draw": draw} for draw in range(3))]
-    both = pd.concat([tables["tradeoff"], lucky.assign(on_front=False)], ignore_index=True)
+    both = pd.concat([tables["tradeoff"], lucky], ignore_index=True)
     return {**tables, "tradeoff": both, "pruning": pd.DataFrame(draws)}
 
 
@@ -177,13 +141,6 @@ def test_the_front_is_marked_by_the_heads_that_are_gone_and_holds_no_draw_of_a_c
     assert both.figure.axes[0].get_xlim() == plain.figure.axes[0].get_xlim()
 
 
-def test_a_model_without_encoder_layers_has_a_decoder_only() -> None:
-    assert {work.what for work in Speed().workloads(Transformer(num_encoder_layers=0))} == {"decoder"}
-    lengths = Speed(batch_sizes=(2,), source_lengths=(3, 4), target_lengths=(5, 6))
-    works = [(work.what, work.source_length, work.target_length) for work in lengths.workloads(Transformer())]
-    assert len(works) == len(set(works)) == 2 * (1 + 2 * 2)
-
-
 def test_what_no_other_beats_is_named_once_where_names_have_room() -> None:
     models = [(0, 1.0, 0.9), (1, 1.2, 0.95), (2, 1.21, 0.949), (3, 1.1, 0.8), (4, 2.0, 0.5)]
     assert unbeaten(pd.DataFrame(models, columns=["heads_removed", "speedup", "quality"]))[
@@ -193,12 +150,11 @@ def test_what_no_other_beats_is_named_once_where_names_have_room() -> None:
 
 def test_the_useless_model_without_heads_squeezes_no_curve_and_more_than_operations_allow_is_called_noise() -> None:
     tables = made_up()
-    none_left = tables["speed"]["model_heads_removed"] == 5
-    tables["speed"].loc[none_left, ["model_heads_removed", "speedup", "flop_ratio"]] = 6, 99.0, 99.0
+    none_left = tables["speed"]["heads_removed"] == 5
+    tables["speed"].loc[none_left, ["heads_removed", "speedup", "flop_ratio"]] = 6, 99.0, 99.0
     figures = {plot.name: plot for plot in figures_of(Speed, tables)}
     assert figures["speedup"].figure.axes[0].get_ylim()[1] < 4
-    assert len(figures["speedup"].figure.axes) == 1, "one size of input; encoder and decoder alone are in the appendix"
-    assert [figures[name].appendix for name in ("speedup", "speedup_by_part")] == [False, True]
+    assert len(figures["speedup"].figure.axes) == 1, "one size of input"
     assert not any("noise or caching" in line for line in Speed.say(tables))
     tables["speed"]["flop_ratio"] = np.where(tables["speed"]["timed_d_model"] == 24, 2.5, 9.0)
     (line,) = (line for line in Speed.say(tables) if "noise or caching" in line)
