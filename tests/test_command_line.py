@@ -51,7 +51,7 @@ REFUSED = [
     (["model.max_length=5"], "model.max_length=5: task sort has sequences of 11 tokens, so 11 or more"),
     (["hydra.run.dir=/dev/null/x"], "/dev/null/x: Not a directory; hydra.run.dir and cache must name folders that can"),
     (["cache=/dev/null/x"], "cache=/dev/null/x: cannot be written (Not a directory), name a folder that can"),
-    (["experiment=prune", "experiment.budgets=['1 parameters']"], "experiment.budgets=1 parameters: a model with no"),
+    (["experiment=prune", "experiment.budgets=[1.5]"], "experiment.budgets=1.5: a fraction must be from 0.0 to 1.0"),
 ]
 """By the command line."""
 MISSPELT = [
@@ -72,7 +72,7 @@ UNFIT = [
     (["recovery=[fine_tune_between]"], "recovery=[fine_tune_between]: experiment=ablate recovers models that"),
     (["experiment=anatomy", "experiment.head_dims=[1e9]"], "experiment.head_dims[0]=1000000000.0: must be a whole"),
     (["experiment=anatomy", "experiment.head=cross.9.1"], "experiment.head=cross.9.1: no such head, the model has"),
-    (["experiment=prune", "experiment.budgets=['10 flops']"], "experiment.budgets=10 flops: a model with no heads"),
+    (["experiment=prune", "experiment.budgets=['10 flops']"], "experiment.budgets[0]='10 flops': must be a whole"),
 ]
 """Values that do not fit their setting, or do not fit each other."""
 

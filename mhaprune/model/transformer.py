@@ -123,41 +123,28 @@ class Seq2Seq(EncoderDecoder, GatedModel):
 
     @torch.no_grad()
     def decode_greedily(
-        self,
-        source_BS: Tensor,
-        max_tokens: int,
-        gates: Tensor | None = None,
-        *,
-        stop: bool = False,
-        use_cache: bool = True,
+        self, source_BS: Tensor, max_tokens: int, gates: Tensor | None = None, *, stop: bool = False
     ) -> Tensor:
-        """Decode greedily under `gates` (N,), the same for all examples. With `use_cache`, keys and values of earlier
-        positions are kept; without it the whole prefix is run again for every token, with the same result."""
+        """Decode greedily under `gates` (N,), the same for all examples. Keys and values of earlier positions are kept,
+        so that a token costs what the first one does."""
         with self.gated(len(source_BS), gates):
             memories: Sequence[tuple[Tensor, Tensor] | None] = [None] * len(self.decoder)
             bias = self.bias(source_BS)
             if not self.unread():
                 memories = self.project_memory(self.encode(source_BS, bias))
-            layers = list(zip(self.decoder, memories, strict=True))
             pieces = {} if gates is None else self.grid.split(gates)
             steps: list[Step] = []
-            for layer, memory in layers if use_cache else ():
+            for layer, memory in zip(self.decoder, memories, strict=True):
                 own, cross = (pieces.get(each.block) for each in (layer.self_attention, layer.cross))
                 steps.append(attention_step(layer.self_attention, own, max_tokens))
                 steps.append(attention_step(layer.cross, cross, max_tokens, memory, bias))
                 steps.append(layer.feed_forward)
 
             def next_logits(tokens_BT: Tensor) -> Tensor:
-                if use_cache:
-                    first = tokens_BT.shape[1] - 1
-                    x_BD = self.embed(self.target_embedding, tokens_BT[:, first:], first)[:, 0]
-                    for step in steps:
-                        x_BD = step(x_BD)
-                else:
-                    x_BTD = self.embed(self.target_embedding, tokens_BT)
-                    for layer, memory in layers:
-                        x_BTD = layer(x_BTD, memory, bias)
-                    x_BD = x_BTD[:, -1]
+                first = tokens_BT.shape[1] - 1
+                x_BD = self.embed(self.target_embedding, tokens_BT[:, first:], first)[:, 0]
+                for step in steps:
+                    x_BD = step(x_BD)
                 return self.output(self.decoder_norm(x_BD))
 
             return decode_greedily(next_logits, source_BS, max_tokens, stop=stop)

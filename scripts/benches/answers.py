@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
+from torch import Tensor
+
 from benches.sides import VOCABULARY_SIZE, Pair, random_examples
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure.times import COPIES, taking_turns
+from mhaprune.model.decoding import decode_greedily
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 
@@ -41,11 +45,24 @@ def decode(length: int = 64) -> list[Pair]:
     for d_model, batch_size in ((64, 32), (256, 1), (64, 1)):
         batch = random_examples(batch_size, length)
         model = Seq2Seq(Transformer(d_model=d_model, dim_feedforward=2 * d_model), VOCABULARY_SIZE)
-        ours, peer = (
-            partial(model.decode_greedily, batch.source, length, use_cache=cached) for cached in (True, False)
-        )
+        ours, peer = (partial(call, batch.source, length) for call in (model.decode_greedily, partial(plainly, model)))
         pairs.append((f"decode d_model={d_model} batch_size={batch_size}", ours, peer))
     return pairs
+
+
+@torch.no_grad()
+def plainly(model: Seq2Seq, source: Tensor, length: int) -> Tensor:
+    """Decode greedily with the whole prefix run again for every token."""
+    bias = model.bias(source)
+    memories = model.project_memory(model.encode(source, bias))
+
+    def next_logits(tokens: Tensor) -> Tensor:
+        x = model.embed(model.target_embedding, tokens)
+        for layer, memory in zip(model.decoder, memories, strict=True):
+            x = layer(x, memory, bias)
+        return model.output(model.decoder_norm(x[:, -1]))
+
+    return decode_greedily(next_logits, source, length)
 
 
 def each(models: list[Seq2Seq], method: str, batch: Examples) -> Callable[[], object]:

@@ -1,6 +1,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from mhaprune.scorers.ablation import resample
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option
 from mhaprune.subject import AnswerOutcome
+from support.models import decoded_plainly
 
 GONE: dict[str, tuple[int, ...]] = {
     "none": (),
@@ -109,7 +111,7 @@ def test_cached_decoding_equals_uncached(model: Seq2Seq, batch: Examples, stop: 
     gates = torch.rand(len(model.grid))
     for arguments in ({}, {"gates": gates}):
         cached = model.decode_greedily(batch.source, 9, stop=stop, **arguments)
-        assert torch.equal(cached, model.decode_greedily(batch.source, 9, stop=stop, use_cache=False, **arguments))
+        assert torch.equal(cached, decoded_plainly(model, batch.source, 9, stop=stop, **arguments))
 
 
 def test_decoding_is_the_loop_over_full_passes(model: Seq2Seq, batch: Examples) -> None:
@@ -310,9 +312,10 @@ def test_without_cross_heads_the_encoder_does_not_run(
 def test_the_cache_spares_the_prefix(model: Seq2Seq, batch: Examples) -> None:
     """Of eight tokens the last costs what the first does; without the cache it would cost eight times that."""
     flops = []
-    for cached in (True, False):
+    bare = emptied(model, *model.grid.blocks)
+    for decode in (bare.decode_greedily, partial(decoded_plainly, bare)):
         with FlopCounterMode(display=False) as counter:
-            emptied(model, *model.grid.blocks).decode_greedily(batch.source, 8, use_cache=cached)
+            decode(batch.source, 8)
         flops.append(counter.get_total_flops())
     assert flops[1] > 3 * flops[0]
 

@@ -21,7 +21,7 @@ from mhaprune.recoveries.refit import Refit
 from mhaprune.recoveries.refitting import ENOUGH, correct, ridges
 from mhaprune.subject import LastMap
 from mhaprune.tasks.sort import Sort
-from support.models import gated_model, lesson_of
+from support.models import decoded_plainly, gated_model, lesson_of
 
 RAGGED = ["encoder_self.0.0", "decoder_self.0.1", "decoder_self.0.2", "cross.0.0", *(f"cross.1.{n}" for n in range(3))]
 GONE = {"ragged": RAGGED, "decoder only": ["decoder_self.1.0"], "all": None}
@@ -59,7 +59,7 @@ def same(first: nn.Module, second: nn.Module) -> bool:
 
 def answered(dense: Seq2Seq, source: Tensor) -> Examples:
     """The sources with the answers of the dense model, in one batch, by another way than the one under test."""
-    answers = dense.decode_greedily(source, dense.config.max_length, use_cache=False)
+    answers = decoded_plainly(dense, source, dense.config.max_length)
     lengths = (answers != PAD).sum(dim=1)
     assert 0 < lengths.min() < lengths.max(), "the fixture must give answers of several lengths"
     return Examples(source, answers)[:]

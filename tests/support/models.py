@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask
+from mhaprune.model.decoding import decode_greedily
 from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training
 from mhaprune.model.transformer import Seq2Seq
@@ -43,6 +44,15 @@ def loss_of_one(
     """The mean cross-entropy of one example without any padding."""
     source, target = source[source != 0][None], target[target != 0][None]
     return F.cross_entropy(model.run_gated(Examples(source, target), gates, fallback)[0], target[0])
+
+
+@torch.no_grad()
+def decoded_plainly(
+    model: Seq2Seq, source: Tensor, max_tokens: int, gates: Tensor | None = None, *, stop: bool = False
+) -> Tensor:
+    """Greedy answers without a cache: the whole model is run again for every token."""
+    with model.gated(len(source), gates):
+        return decode_greedily(lambda tokens: model(source, tokens)[:, -1], source, max_tokens, stop=stop)
 
 
 def judged(model: Seq2Seq, scores_N: Tensor) -> Evidence:
