@@ -21,7 +21,9 @@ import pandas as pd
 import yaml
 
 from mhaprune.interrupts import interruptible_once
+from mhaprune.settings.options import construct
 from mhaprune.settings.plugins import results_folder
+from mhaprune.settings.ranges import Checked
 from mhaprune.statistics.intervals import LEAST_RUNS, holm, prediction_interval, student_interval, student_p
 
 LEVEL = 0.05
@@ -29,7 +31,7 @@ LEVEL = 0.05
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(Checked):
     """A sweep over seeds."""
 
     settings: str
@@ -44,7 +46,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Claim:
+class Claim(Checked):
     """A statement about the mean over models of one number per model, and its test."""
 
     claim: str
@@ -95,29 +97,25 @@ class Claim:
 
 def read_claims(path: Path) -> tuple[dict[str, Study], list[Claim]]:
     """Return the studies and claims of a file. Raises ValueError, one line, for a file that does not say everything."""
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    looked_at = Study("", content.get("looked_at", "0")).numbers
-    studies = {name: Study(**given) for name, given in content["studies"].items()}
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path.name}: is no YAML ({' '.join(str(error).split())[:200]})") from None
+    if not isinstance(content, dict) or sorted(content) != ["claims", "looked_at", "studies"]:
+        raise ValueError(f"{path.name}: must have looked_at, studies and claims")
+    studies = {name: construct(Study, given, f"studies.{name}") for name, given in content["studies"].items()}
+    claims = [construct(Claim, given, f"claims[{i}]") for i, given in enumerate(content["claims"])]
+    looked_at = Study("", str(content["looked_at"])).numbers
     for name, study in studies.items():
         if seen := sorted(set(study.numbers) & set(looked_at)):
             raise ValueError(f"studies.{name}.seeds={study.seeds}: seed {seen[0]} was looked at, choose others")
         if len(study.numbers) < LEAST_RUNS:
             raise ValueError(f"studies.{name}.seeds={study.seeds}: must be {LEAST_RUNS} seeds or more")
-    known = set(Claim.__dataclass_fields__)
-    claims = []
-    for given in content["claims"]:
-        words = given.get("claim", given)
-        if unknown := sorted(set(given) - known):
-            raise ValueError(
-                f"claim “{words}”: {unknown[0]} is no part of a claim, allowed are {', '.join(sorted(known))}"
-            )
-        if missing := [name for name in ("claim", "study", "table", "value") if name not in given]:
-            raise ValueError(f"claim “{words}”: has no {missing[0]}")
-        if not {"above", "below"} & set(given):
-            raise ValueError(f"claim “{words}”: has no test, must say above, below or both")
-        if given["study"] not in studies:
-            raise ValueError(f"claim “{words}”: study={given['study']}: must be one of {', '.join(studies)}")
-        claims.append(Claim(**given))
+    for claim in claims:
+        if np.isnan(claim.above) and np.isnan(claim.below):
+            raise ValueError(f"claim “{claim.claim}”: has no test, must say above, below or both")
+        if claim.study not in studies:
+            raise ValueError(f"claim “{claim.claim}”: study={claim.study}: must be one of {', '.join(studies)}")
     return studies, claims
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 import bench
 import findings
 from benches import answers, masks, refit
-from findings import Claim, lines, overlap
 from mhaprune.model.network import Transformer
+from support import ROOT
 from support.commands import run_here
 from support.sizes import TINY, TINY_SEQUENCES
 
@@ -54,66 +55,90 @@ def test_both_sides_of_a_pair_do_the_same() -> None:
     torch.testing.assert_close(shared().loss, torch.stack([outcome.loss for outcome in one_by_one()]))
 
 
-def frame(task: str, **columns: Any) -> pd.DataFrame:
-    return pd.DataFrame({**columns, "task": task})
+CLAIMS = """
+looked_at: 0-9
+studies:
+  sort: {settings: "experiment=ablate task=sort scorer=[ablation] recovery=[refit]", seeds: 20-23}
+claims:
+  - {claim: heads, study: sort, table: summary, rows: recovery == 'nothing', value: heads_removed, above: 1, below: 9}
+  - {claim: gain, study: sort, table: summary, rows: recovery == 'refit', minus: recovery == 'nothing',
+     value: heads_removed / 2, above: 1}
+  - {claim: wrong, study: sort, table: summary, value: heads_removed, below: 4}
+"""
+SUMMARY = pd.DataFrame({
+    "seed": [20, 21, 22, 23] * 2,
+    "recovery": ["nothing"] * 4 + ["refit"] * 4,
+    "heads_removed": [4, 5, 6, 5, 8, 6, 7, 9],
+})  # fmt: skip
 
 
-def said(claims: Any) -> dict[str, list[float]]:
-    return {claim.words: claim.per_model.sort_index().round(9).tolist() for claim in claims}
+def read(tmp_path: Path, text: str = CLAIMS) -> Any:
+    path = tmp_path / "claims.yaml"
+    path.write_text(text)
+    return findings.read_claims(path)
 
 
-def test_what_can_go_is_read_for_each_task_before_and_after_a_refit() -> None:
-    recovery = ["nothing", "refit"] * 2
-    rows = frame("sort", seed=[1, 1, 0, 0], recovery=recovery, heads_removed=[9, 15, 12, 18])
-    other = frame("reverse", seed=[0, 0], recovery=recovery[:2], heads_removed=[3, 6])
-    assert said(findings.refit({"summary": pd.concat([rows, other])})) == {
-        "sort: heads that can go as they are": [12, 9],
-        "sort: heads that can go after a refit": [18, 15],
-        "reverse: heads that can go as they are": [3],
-        "reverse: heads that can go after a refit": [6],
-    }
-
-
-def test_a_mean_of_ratios_is_geometric_and_equal_models_need_no_interval() -> None:
-    assert str(Claim("", pd.Series([1.0, 2, 3]))) == "2.0 (−0.5 to 4.5; one new model −3.0 to 7.0)"
-    assert str(Claim("", pd.Series([1.0, 2, 4]), is_ratio=True)) == "2.00 (0.36 to 11.19)"
-    assert Claim("", pd.Series([0.1, 10]), is_ratio=True).value()[0] == pytest.approx(1)
-    assert str(Claim("", pd.Series([1.0, 1]))) == "1.0 in each"
-
-
-def test_intervals_that_share_a_value_overlap() -> None:
-    low, high, wide = (Claim("a", pd.Series(values)) for values in ([1.0, 1.2, 1.1], [3.0, 3.2, 3.1], [0.0, 2, 4]))
-    assert [overlap(*pair) for pair in ((low, high), (high, low), (low, wide), (wide, low))] == [False] * 2 + [True] * 2
-    table = list(lines([low, wide], [high, low]))
-    assert table[0] == "| | claimed, 3 models | found, 3 models | intervals overlap |"
-    assert [line.split(" | ")[-1] for line in table[2:4]] == ["no |", "yes |"]
-    assert table[-1] == "1 of 2 intervals overlap."
+def test_a_claim_is_a_mean_over_models_and_its_test(tmp_path: Path) -> None:
+    studies, (heads, gain, wrong) = read(tmp_path)
+    assert list(studies["sort"].numbers) == [20, 21, 22, 23]
+    assert heads.per_model(SUMMARY).to_dict() == {20: 4, 21: 5, 22: 6, 23: 5}
+    assert gain.per_model(SUMMARY).to_dict() == {20: 2, 21: 0.5, 22: 0.5, 23: 2}
+    values = heads.per_model(SUMMARY)
+    both = [stats.ttest_1samp(values, 1, alternative="greater"), stats.ttest_1samp(values, 9, alternative="less")]
+    assert heads.p(values) == pytest.approx(max(each.pvalue for each in both))
+    table = list(findings.lines([heads, gain, wrong], {"sort": {"summary": SUMMARY}}))
+    assert [line.split(" | ")[-1] for line in table[2:5]] == ["holds |", "undecided |", "**fails** |"]
+    assert "| heads | 4 | 1 to 9 | 5.00 (3.70 to 6.30) |" in table[2]
+    assert table[-1] == "Of 3 claims 1 hold, 1 fail, 1 are not decided, at a level of 0.05 for all of them together."
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("old", "new", "message"),
     [
-        (["refitt"], "NAME=refitt: no such finding, allowed are refit, chosen_for_a_refit, regret, interactions"),
-        (["refit", "--found", "7,8"], "--found=7,8: must be 3 seeds or more, such as 0,1,2, or there is no interval"),
+        ("seeds: 20-23", "seeds: 9-23", "studies.sort.seeds=9-23: seed 9 was looked at, choose others"),
+        ("seeds: 20-23", "seeds: 20-21", "studies.sort.seeds=20-21: must be 3 seeds or more"),
+        (", below: 4}", "}", "claim “wrong”: has no test, must say above, below or both"),
+        ("below: 4", "beneath: 4", r"claims\[2\].beneath=4: no such setting, allowed are claim, study"),
+        ("wrong, study: sort", "wrong, study: sorts", "claim “wrong”: study=sorts: must be one of sort"),
+        ("claims:", "claims: [", "claims.yaml: is no YAML"),
+        ("value: heads_removed, below: 4", "below: 4", r"claims\[2\].value: is missing, must be a text"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments: list[str], message: str) -> None:
-    assert run_here(findings.main, *arguments)[::2] == (1, f"error: {message}\n")
+def test_claims_that_cannot_be_tested_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in CLAIMS
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, CLAIMS.replace(old, new))
+
+
+def test_claims_about_columns_or_tables_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    _, (heads, *_) = read(tmp_path, CLAIMS.replace("value: heads_removed, above", "value: heads_gone, above"))
+    with pytest.raises(ValueError, match="^claim “heads”: .*heads_gone.*$"):
+        heads.per_model(SUMMARY)
+    with pytest.raises(ValueError, match="claim “heads”: table=summary: must be one of answers"):
+        list(findings.lines([heads], {"sort": {"answers": SUMMARY}}))
+    with pytest.raises(ValueError, match="claim “heads”: no row of the table summary is meant"):
+        heads.per_model(SUMMARY.assign(recovery="other", heads_gone=1))
+    assert run_here(findings.main, "sorts").stderr.startswith("error: NAME=sorts: no such study, allowed are sort, rev")
+
+
+def test_the_claims_of_this_repository_can_be_read() -> None:
+    studies, claims = findings.read_claims(ROOT / "results" / "claims.yaml")
+    assert {claim.study for claim in claims} == set(studies)
 
 
 @pytest.mark.slow
-def test_a_finding_is_repeated_on_both_lots_of_models(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    small = [*TINY, *TINY_SEQUENCES, "experiment.budgets=[1,2]", "task=sort", f"cache={tmp_path / 'cache'}"]
-    seeds = ["--claimed", "0,1,2", "--found", "3,4,5", "--folder", str(tmp_path / "sweeps")]
-    assert findings.main(["refit", *seeds, *small]) == 0
+def test_claims_are_tested_on_models_that_are_trained_for_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "claims.yaml"
+    path.write_text(CLAIMS)
+    small = [*TINY, *TINY_SEQUENCES, "experiment.budgets=[1,2]", f"cache={tmp_path / 'cache'}"]
+    asked = ["--claims", str(path), "--folder", str(tmp_path / "sweeps"), *small]
+    assert findings.main(asked) == 0
     out = capfd.readouterr().out
-    assert "| | claimed, 3 models | found, 3 models | intervals overlap |" in out
-    assert "sort: heads that can go after a refit | " in out
-    assert {path.name for path in (tmp_path / "sweeps").iterdir()} == {"refit-claimed", "refit-found"}
-    assert findings.main(["refit", *seeds, *small]) == 0
+    assert "| heads | 4 | 1 to 9 | " in out
+    assert findings.main(asked) == 0
     again = capfd.readouterr()
-    assert again.out.endswith(out[out.index("| |") :])
-    assert "3 of 3 jobs are done and skipped" in again.err + again.out
+    assert again.out.endswith(out[out.index("| claim |") :])
+    assert "4 of 4 jobs are done and skipped" in again.err + again.out
 
 
 def test_a_plan_counts_what_a_real_scoring_takes() -> None:

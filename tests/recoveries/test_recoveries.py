@@ -45,6 +45,16 @@ def test_distillation_asks_for_the_teachers_probabilities(lesson: RecoveryContex
     assert not torch.equal(plain.output.bias, taught.output.bias)
 
 
+def test_a_small_model_can_be_taught_by_the_whole_one(lesson: RecoveryContext) -> None:
+    left = without(lesson.dense, "cross.0.0")
+    plain, same, taught = (
+        FromScratch(distillation=share)(lesson, left, 0, None, lambda state: None)[0] for share in (0.0, 0.0, 0.9)
+    )
+    assert torch.equal(plain.output.bias, same.output.bias)
+    assert not torch.equal(plain.output.bias, taught.output.bias)
+    assert plain.grid.sizes == taught.grid.sizes == left.grid.sizes
+
+
 def test_a_recovery_is_kept_for_all_that_decides_it_and_nothing_else(lesson: RecoveryContext) -> None:
     def kept_for(recovery: Recovery, left: Seq2Seq = lesson.dense, draw: int = 0, extra_steps: int = 2) -> Any:
         asked: list[dict[str, Any]] = []
@@ -63,4 +73,7 @@ def test_a_recovery_is_kept_for_all_that_decides_it_and_nothing_else(lesson: Rec
     scratch = kept_for(FromScratch(), first)
     assert scratch == kept_for(FromScratch(), other), "only the shape matters"
     assert scratch != kept_for(FromScratch(), first, extra_steps=7)
+    taught = kept_for(FromScratch(distillation=0.5), first)
+    assert taught != scratch
+    assert taught["from"] != scratch["from"], "the teacher's weights decide, too"
     assert kept_for(FromScratch(1)) == kept_for(FromScratch(3)) != kept_for(FromScratch(3), draw=1)

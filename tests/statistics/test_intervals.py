@@ -19,6 +19,7 @@ from mhaprune.statistics.intervals import (
     sign_flip_p,
     skewed_ends,
     student_interval,
+    student_p,
     wilson_interval,
 )
 
@@ -123,11 +124,15 @@ def test_students_interval_is_scipys(n: int) -> None:
     for seeds in ([0.9], [0.9, 0.9]):
         assert all(map(math.isnan, [*student_interval(seeds), *prediction_interval(seeds)]))
     assert student_interval([0.5] * n) == (0.5, 0.5)
+    assert (student_p([0.5] * n, 0.4), student_p([0.5] * n, 0.5)) == (0, 1)
     values = np.random.default_rng(n).normal(0.9, 0.01, size=n)
     expected = stats.t.interval(0.95, n - 1, loc=values.mean(), scale=stats.sem(values))
     assert student_interval(values) == pytest.approx(expected, rel=1e-10)
     new = stats.t.interval(0.95, n - 1, loc=values.mean(), scale=values.std(ddof=1) * (1 + 1 / n) ** 0.5)
     assert prediction_interval(values.tolist()) == pytest.approx(new, rel=1e-10)
+    for bound in (0.89, 0.9, 0.91):
+        expected_p = stats.ttest_1samp(values, bound, alternative="greater").pvalue
+        assert student_p(values, bound) == pytest.approx(expected_p, rel=1e-6)
     assert student_interval(values.tolist()) == student_interval(pd.Series(values)) == student_interval(values)
 
 

@@ -13,6 +13,7 @@ from mhaprune.tasks.base import SequenceTask, Task
 from mhaprune.tasks.copy import Copy
 from mhaprune.tasks.inflection import Inflection
 from mhaprune.tasks.mirror_difference import MirrorDifference
+from mhaprune.tasks.pronounce import Pronounce, lexicon, rarely_spelt
 from mhaprune.tasks.reverse import Reverse
 from mhaprune.tasks.running_sum import RunningSum
 from mhaprune.tasks.sort import Sort
@@ -109,12 +110,34 @@ def test_there_are_few_groups_and_memory_is_estimated_before_anything_is_made(ta
         assert task.bytes_of_examples() > tensors
 
 
-SMALL: dict[str, Any] = {"valid": 20, "score": 20, "choose": 20, "report": 20}
+def test_shifts_are_of_another_kind_than_anything_that_is_learnt(task: Task, splits: Splits) -> None:
+    seen = {tuple(source) for _, examples in splits.items() for source, _ in decoded_rows(task, examples)}
+    again = task.shifts()
+    for name, examples in task.shifts().items():
+        assert 2 <= len(examples) <= task.report, name
+        own = decoded_rows(task, examples)
+        assert not {tuple(source) for source, _ in own} & seen, name
+        assert torch.equal(examples.source, again[name].source), "the same on every call"
+        for source, target in own[:20]:
+            assert list(task.answer(source) or ()) == target
 
 
-def decoded(task: Task, examples: Examples) -> list[tuple[list[str], list[str]]]:
+def test_a_symbol_that_is_written_stands_for_symbols_of_the_source(task: Task, splits: Splits) -> None:
+    for source, target in rows(splits.report[:50]):
+        read, written = task.vocabulary.decode(source), task.vocabulary.decode(target)
+        found = task.aligned(source, target)
+        assert len(found) in (0, len(written))
+        assert all(0 <= place < len(read) for places in found for place in places)
+        if isinstance(task, Sort | Reverse):
+            assert [{read[place] for place in places} for places in found] == [{symbol} for symbol in written]
+
+
+def decoded_rows(task: Task, examples: Examples) -> list[tuple[list[str], list[str]]]:
     decode = task.vocabulary.decode
-    return [(decode(s), decode(t)) for s, t in zip(examples.source.tolist(), examples.target.tolist(), strict=True)]
+    return [(decode(source), decode(target)) for source, target in rows(examples)]
+
+
+SMALL: dict[str, Any] = {"valid": 20, "score": 20, "choose": 20, "report": 20}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +156,7 @@ def decoded(task: Task, examples: Examples) -> list[tuple[list[str], list[str]]]
 )
 def test_targets_are_right(task: SequenceTask, expected: Any) -> None:
     for _, examples in task.splits().items():
-        for source, target in decoded(task, examples):
+        for source, target in decoded_rows(task, examples):
             assert target == expected(source)
             assert 2 <= len(source) <= 10
 
@@ -216,3 +239,47 @@ def test_a_typed_word_is_inflected_as_the_table_says() -> None:
             task.read(text)
     with pytest.raises(ValueError, match="example='walk verb9': verb9 is not in the vocabulary"):
         task.read("walk verb9")
+
+
+def aligned(word: str) -> list[str]:
+    """The letters that each phoneme of a word stands for."""
+    task = Pronounce()
+    encode = task.vocabulary.encode
+    places = task.aligned(encode(word), encode(task.answer([*word]) or ()))
+    return ["".join(word[i] for i in each) for each in places]
+
+
+def test_words_are_pronounced_and_aligned_as_the_lexicon_says() -> None:
+    task = Pronounce()
+    assert task.answer([*"phone"]) == ("f", "oʊ", "n"), "without its stress"
+    assert aligned("phone") == ["ph", "o", "n"], "the last letter is silent"
+    assert aligned("box") == ["b", "o", "x", "x"], "one letter is two phonemes"
+    assert task.answer([*"mhaprune"]) is None
+    assert list(task.aligned(task.vocabulary.encode("mhaprune"), [])) == []
+
+
+def test_words_with_a_rare_spelling_are_learnt_nowhere() -> None:
+    task = Pronounce()
+    for _, examples in task.splits().items():
+        assert not {"".join(source) for source, _ in decoded_rows(task, examples[:2000])} & rarely_spelt()
+    rare, long = (task.shifts()[name] for name in ("rare spellings", "longer words"))
+    assert all("".join(source) in rarely_spelt() for source, _ in decoded_rows(task, rare))
+    assert min(max(map(len, pair)) for pair in decoded_rows(task, long)) == task.max_letters + 1
+
+
+def test_an_alignment_of_another_pronunciation_is_not_used() -> None:
+    said = {word: entry.phonemes for word, entry in lexicon().items()}
+    for word, entry in lexicon().items():
+        if entry.spellings:
+            assert "".join(letters for letters, _ in entry.spellings) == word
+            assert tuple(sound for _, sounds in entry.spellings for sound in sounds) == said[word]
+
+
+def test_pronounce_without_its_lexicon_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lexicon.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"task=pronounce: needs gruut-lang-en, .* pip install -e '.\[pronounce\]'"):
+        Pronounce().splits()
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="report=99999999: the splits need more than the"):
+        Pronounce(report=99999999).splits()

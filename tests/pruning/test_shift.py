@@ -1,0 +1,71 @@
+"""Pruned models on examples of other kinds."""
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from mhaprune.data import Splits
+from mhaprune.experiments.shift import say_shift, shift_quality
+from mhaprune.heads import HeadMask
+from mhaprune.measure.outcomes import measure
+from mhaprune.model.transformer import Seq2Seq
+from mhaprune.pruning.shift import shift_table
+from mhaprune.reporting.plots import draw
+from mhaprune.tasks.sort import Sort
+from support.figures import check_legible
+
+
+def about(removed: int, recovery: str = "nothing") -> dict[str, Any]:
+    return {"scorer": "ablation", "recovery": recovery, "heads_removed": removed}
+
+
+def test_without_examples_of_another_kind_there_is_no_table(model: Seq2Seq, splits: Splits) -> None:
+    own = Splits(**{name: part for name, part in splits.items() if name not in splits.shifts})
+    assert shift_table(model, own, [(about(0), model)]) == {}
+
+
+def test_a_row_is_a_model_on_a_kind_of_examples_beside_the_whole_model(
+    model: Seq2Seq, splits: Splits, task: Sort
+) -> None:
+    both = Splits(**dict(splits.items()), **task.shifts())
+    assert list(both.shifts) == [f"{task.max_length + 1} symbols", "repeated symbols"]
+    mask = HeadMask(model.grid).without(*model.grid.heads[:4])
+    table = shift_table(model, both, [(about(4), model.without(mask))])["shift"]
+    assert list(table["scorer"]) == ["dense"] * 3 + ["ablation"] * 3
+    assert list(table["examples_of"]) == ["report split", *both.shifts] * 2
+    for row in table.to_dict("records"):
+        examples = both.shifts.get(row["examples_of"], both.report)
+        gates = mask.gates() if row["heads_removed"] else None
+        quality = measure(model, examples, gates).quality.mean().item()
+        assert row["quality"] == pytest.approx(quality)
+        assert row["drop"] == pytest.approx(measure(model, examples).quality.mean().item() - quality)
+        assert row["quality_low"] <= row["quality"] <= row["quality_high"]
+        assert row["drop_low"] <= row["drop"] <= row["drop_high"]
+
+
+def table(*models: tuple[dict[str, Any], float]) -> dict[str, pd.DataFrame]:
+    rows = [
+        {**names, "examples_of": kind, "quality": quality - 0.5 * (kind != "report split")}
+        for names, quality in (({**about(0), "scorer": "dense"}, 1.0), *models)
+        for kind in ("report split", "longer")
+    ]
+    frame = pd.DataFrame(rows)
+    ends = {f"quality{end}": frame["quality"] + by for end, by in (("_low", -0.01), ("_high", 0.01))}
+    return {"shift": frame.assign(**ends, drop=1.0 - frame["quality"])}
+
+
+def test_a_sentence_compares_the_smallest_model_of_each_recovery_with_the_whole_one() -> None:
+    several = table((about(4), 0.9), (about(6), 0.8), (about(9, "refit"), 0.7))
+    (line,) = say_shift(several)
+    for words in ("longer", "50.0 % with all", "30.0 % without 6", "20.0 % without 9 after refit"):
+        assert words in line
+    assert "without 4" not in line
+    (plot,) = draw((shift_quality,), several)
+    assert "80.0 points" in plot.figure.axes[0].get_title()
+    check_legible(plot)
+
+
+def test_if_no_head_could_be_removed_nothing_is_said() -> None:
+    assert list(say_shift(table((about(0), 1.0)))) == []
+    assert list(say_shift({})) == []
