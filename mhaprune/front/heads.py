@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +15,7 @@ from torch import nn
 
 from mhaprune.front.given import mask_of, scores_of
 from mhaprune.front.timing import generating, speed_table
+from mhaprune.data import SPLITS
 from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns
 from mhaprune.measure.outcomes import ProofFailed, measure
@@ -64,6 +65,7 @@ def wrap(
     choose: Any = None,
     report: Any = None,
     train: Any = None,
+    shift: Mapping[str, Any] | None = None,
     quality: Judge | None = None,
     blocks: Sequence[AttentionBlock] | None = None,
     call: Callable[[nn.Module, Any], Any] | None = None,
@@ -77,6 +79,7 @@ def wrap(
     `loss` takes the model's output and a batch, and returns one number per example (see `mhaprune.losses`); `quality`
     does too, and higher is better. Each split is a list of batches: heads are scored on `score`, choices are made on
     `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`, or `score` if there is no `train`.
+    `shift` has batches of other kinds, by name; `heads.report` measures the smaller models on them too.
 
     Batches are dicts, tuples or tensors with a row per example. A tuple is (inputs ..., target), as torch loaders make
     it. The model is called as `model(**batch)`, `model(*inputs)` or `model(batch)`, and never with the target.
@@ -99,6 +102,9 @@ def wrap(
     8 heads in 2 blocks, all with an effect, all removable
     """
     splits = {"score": score, "choose": choose, "report": report, "train": train}
+    if taken := [name for name in shift or () if name in SPLITS]:
+        raise ValueError(f"shift={taken[0]}: is the name of a split, {', '.join(SPLITS)} are taken")
+    splits |= shift or {}
     return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed, prove, workers, cache)))
 
 

@@ -119,7 +119,8 @@ def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, 
         except Diverged as error:
             return {"weights": None, "history": {}, "note": f"diverged, so it is as it was: {error}", "seconds": nan}
         # The history of a training that was interrupted has the seconds of all its parts.
-        seconds = float(history["seconds"].iloc[-1]) if len(history) else time.perf_counter() - start
+        took = time.perf_counter() - start
+        seconds = float(history["seconds"].iloc[-1]) if len(history) and "seconds" in history else took
         return {
             "weights": model.module.state_dict(),
             "history": history.to_dict("list"),

@@ -4,7 +4,7 @@ import importlib.util
 import sqlite3
 import string
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -15,14 +15,14 @@ from mhaprune.data import Examples, Splits, Vocabulary
 from mhaprune.settings.ranges import Ge
 from mhaprune.tasks.base import Pair, SplitSize, Task
 
+SILENT = "_"
+"""The sound of letters that stand for no phoneme."""
 STRESS = str.maketrans("", "", "ˈˌ")
 """The marks of stress, which are left out."""
 RARE = 30
 """A spelling is rare if fewer words of the lexicon have it."""
 LONGER, RARELY_SPELT = "longer words", "rare spellings"
 """The names of the shifts."""
-Spelling = tuple[str, tuple[str, ...]]
-"""Letters, and the phonemes that they stand for, of which there may be none: `("ph", ("f",))`."""
 
 
 class Entry(NamedTuple):
@@ -30,8 +30,9 @@ class Entry(NamedTuple):
 
     phonemes: tuple[str, ...]
     """Its first pronunciation, without stress."""
-    spellings: tuple[Spelling, ...]
-    """Its alignment, part by part. Empty if the lexicon aligns another pronunciation."""
+    spellings: tuple[str, ...]
+    """Its alignment, part by part, as the lexicon writes it: `p|h}f`, and `e}_` for a silent letter. Empty if the
+    lexicon aligns another pronunciation."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,13 @@ class Pronounce(Task):
 
     def aligned(self, source: Sequence[int], target: Sequence[int]) -> list[range]:
         entry = lexicon().get("".join(self.vocabulary.decode(source)))
-        letters, start = list[range](), 0
-        for written, said in () if entry is None else entry.spellings:
-            letters += [range(start, start + len(written))] * len(said)
-            start += len(written)
-        return letters
+        places, start = list[range](), 0
+        for part in () if entry is None else entry.spellings:
+            written, _, said = part.partition("}")
+            end = start + len(written.split("|"))
+            places += [range(start, end)] * (0 if said == SILENT else len(said.split("|")))
+            start = end
+        return places
 
     def symbols(self, text: str) -> list[str]:
         """Split a word into its letters."""
@@ -127,18 +130,17 @@ def lexicon() -> Mapping[str, Entry]:
         aligned = dict(database.execute("SELECT word, alignment FROM g2p_alignments ORDER BY id DESC"))
     database.close()
     return {
-        word: Entry(said, tuple(_spellings(aligned.get(word, ""), said)))
+        word: Entry(said, _spellings(aligned.get(word, ""), said))
         for word, said in sorted(pronounced.items())
         if said and word and set(word) <= set(string.ascii_lowercase)
     }
 
 
-def _spellings(alignment: str, said: Sequence[str]) -> Iterator[Spelling]:
-    """Yield the parts of an alignment such as `p|h}f o}oʊ n}n e}_`; none if it is of another pronunciation."""
-    pairs = [part.split("}") for part in alignment.translate(STRESS).split()]
-    parts = [(letters.replace("|", ""), () if sounds == "_" else tuple(sounds.split("|"))) for letters, sounds in pairs]
-    if [sound for _, sounds in parts for sound in sounds] == list(said):
-        yield from parts
+def _spellings(alignment: str, said: Sequence[str]) -> tuple[str, ...]:
+    """Return the parts of an alignment; none if it is of another pronunciation."""
+    parts = tuple(alignment.translate(STRESS).split())
+    sounds = [sound for part in parts if (sound := part.partition("}")[2]) != SILENT]
+    return parts if "|".join(sounds) == "|".join(said) else ()
 
 
 @lru_cache(maxsize=1)

@@ -112,6 +112,21 @@ def test_a_report_speaks_of_the_users_quality(heads: Heads, tmp_path: Path) -> N
     assert found.checks["max_difference_masked_removed"] < 1e-9
 
 
+def test_a_report_measures_batches_of_another_kind_too() -> None:
+    splits = {name: batches(2, seed) for seed, name in enumerate(("score", "choose", "report"))}
+    odd = wrap(classifier(), losses.classification, **splits, shift={"odd": batches(4, 9)})
+    table = odd.report(by=["ablation"], budgets=[0.25], rounds=2, tolerance=1.0).tables["shift"]
+    assert table.groupby("examples_of", sort=False)["examples"].first().tolist() == [
+        sum(len(batch["labels"]) for batch in some) for some in (splits["report"], batches(4, 9))
+    ]
+    assert table["recovery"].tolist() == ["nothing"] * 4 + ["refit"] * 2
+    assert table["heads_removed"].tolist() == [0, 0, 2, 2, 2, 2]
+    with pytest.raises(
+        ValueError, match="shift=score: is the name of a split, train, valid, score, choose, report are"
+    ):
+        wrap(classifier(), losses.classification, score=batches(1), shift={"score": batches(1)})
+
+
 def test_a_split_that_was_not_given_is_named(tmp_path: Path) -> None:
     few = wrap(Classifier(), losses.classification, score=batches(1))
     with pytest.raises(ValueError, match="choose: no batches were given"):
