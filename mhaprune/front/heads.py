@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import pandas as pd
 from torch import nn
 
+from mhaprune.data import SPLITS
 from mhaprune.front.given import mask_of, scores_of
 from mhaprune.front.timing import generating, speed_table
-from mhaprune.data import SPLITS
 from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns
 from mhaprune.measure.outcomes import ProofFailed, measure
@@ -65,7 +65,7 @@ def wrap(
     choose: Any = None,
     report: Any = None,
     train: Any = None,
-    shift: Mapping[str, Any] | None = None,
+    shift: dict[str, Any] | None = None,
     quality: Judge | None = None,
     blocks: Sequence[AttentionBlock] | None = None,
     call: Callable[[nn.Module, Any], Any] | None = None,
