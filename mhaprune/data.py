@@ -116,7 +116,9 @@ class Data(ABC):
                         yield self[index.to(self.device)]
 
 
-SPLITS = ("train", "valid", "score", "choose", "report")
+WIDER = "wider"
+"""The name of examples of other kinds whose inputs a refit may read, without labels. Nothing is measured on them."""
+SPLITS = ("train", "valid", "score", "choose", "report", WIDER)
 """The names of the splits. Any other name is one of a shift: see `Splits.shifts`."""
 Part = TypeVar("Part", bound=Data, covariant=True)
 

@@ -6,8 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
 
+from mhaprune.data import WIDER
 from mhaprune.recoveries.base import HISTORY, Left, Recovery, RecoveryContext, State, left_digest
-from mhaprune.recoveries.refitting import refit, show
+from mhaprune.recoveries.refitting import RefitTargets, refit, show
 from mhaprune.settings.ranges import Ge
 
 
@@ -33,6 +34,8 @@ class Refit(Recovery):
     number of inputs, the best of this and larger penalties is used, see `recoveries.refitting`."""
     feed_forward: bool = True
     """True to fit W_O and W_2; False to fit only W_O."""
+    wider: bool = False
+    """True to read half of the sources from examples of other kinds: those of `Task.wider`."""
     when: Literal["after", "between"] = "after"
     """The time of the refit: `after` all heads are removed, or also `between` two budgets."""
 
@@ -40,12 +43,30 @@ class Refit(Recovery):
     def between(self) -> bool:
         return self.when == "between"
 
+    @property
+    def why_only_ours(self) -> str:
+        return "reads examples of other kinds, which a task makes" if self.wider else ""
+
+    @property
+    def reads_wider(self) -> bool:
+        return self.wider
+
     def starts_from(self, lesson: RecoveryContext, left: Left) -> Any:
         return left_digest(left)
 
     def __call__(
         self, lesson: RecoveryContext, left: Left, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Left, pd.DataFrame]:
-        shown = lesson.once(("refit", self.examples), lambda: show(lesson.dense, lesson.splits.train[: self.examples]))
+        shown = lesson.once(("refit", self.examples, self.wider), lambda: self._targets(lesson))
         model = refit(left, shown, self.ridge, self.feed_forward)
         return model, pd.DataFrame(columns=HISTORY)
+
+    def _targets(self, lesson: RecoveryContext) -> RefitTargets:
+        train, others = lesson.splits.train, lesson.splits.given.get(WIDER)
+        if not self.wider:
+            return show(lesson.dense, train[: self.examples])
+        assert others is not None, "refused before"
+        half = self.examples // 2
+        usual, other = (show(lesson.dense, part) for part in (train[: self.examples - half], others[:half]))
+        streams = [[*first, *second] for first, second in zip(usual.streams, other.streams, strict=True)]
+        return RefitTargets([*usual.batches, *other.batches], streams)

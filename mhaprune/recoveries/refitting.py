@@ -68,7 +68,8 @@ def refit(left: Fitted, shown: RefitTargets, ridge: float = RIDGE, feed_forward:
         ‖A W + b − (y − x)‖² + ridge · mean(diag AᵀA) · ‖W − W_old‖²
 
     over all tokens. y is the dense model's residual stream after the sublayer; x is the pruned model's stream before
-    it, and A the input of the map. So a sublayer also corrects the errors that remain from the sublayers before it. The
+    it, and A the input of the map. W_old is the map that the removal left. In W_O the learned gates are folded, so the
+    ridge acts on weights times gates. A sublayer also corrects the errors that remain from the sublayers before it. The
     bias of a block without heads becomes the mean of y − x.
 
     All batches go forward together. Raises `Diverged` if a stream is not finite.

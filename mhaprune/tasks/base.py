@@ -55,6 +55,11 @@ class Task(Checked, ABC):
         each. Pruned models are measured on them too. None by default."""
         return {}
 
+    def wider(self) -> Examples | None:
+        """Return examples of the kinds of all shifts, in random order, that are in no shift. A refit may read their
+        sources. None if the task has none."""
+        return None
+
     def aligned(self, source: Sequence[int], target: Sequence[int]) -> Sequence[Collection[int]]:
         """Return, for each symbol of the target, the positions in the source that it stands for; nothing, as by
         default, if they are not known."""
@@ -159,15 +164,35 @@ class SequenceTask(Task):
     def shifts(self) -> dict[str, Examples]:
         """Return sequences that are one symbol longer than the longest, and longest sequences of two different symbols
         only."""
-        draw, symbols = random.Random(self.seed + 1), range(self.num_symbols)
-        longer = [draw.choices(symbols, k=self.max_length + 1) for _ in range(self.report)]
-        repeated = [draw.choices(draw.sample(symbols, 2), k=self.max_length) for _ in range(self.report)]
-        kinds = {f"{self.max_length + 1} symbols": longer, "repeated symbols": repeated}
+        kinds = self._kinds(random.Random(self.seed + 1), self.report)
         return {name: self.encode([self._pair(source) for source in sources]) for name, sources in kinds.items()}
+
+    def wider(self) -> Examples:
+        measured = {
+            tuple(source) for some in self._kinds(random.Random(self.seed + 1), self.report).values() for source in some
+        }
+        draw = random.Random(self.seed + 2)
+        drawn = [
+            source
+            for some in self._kinds(draw, WIDER_EACH).values()
+            for source in some
+            if tuple(source) not in measured
+        ]
+        draw.shuffle(drawn)
+        return self.encode([self._pair(source) for source in drawn])
+
+    def _kinds(self, draw: random.Random, count: int) -> dict[str, list[list[int]]]:
+        """Return sources of each shift, by its name."""
+        symbols = range(self.num_symbols)
+        longer = [draw.choices(symbols, k=self.max_length + 1) for _ in range(count)]
+        repeated = [draw.choices(draw.sample(symbols, 2), k=self.max_length) for _ in range(count)]
+        return {f"{self.max_length + 1} symbols": longer, "repeated symbols": repeated}
 
     def _pair(self, indices: Sequence[int]) -> Pair:
         source = [ALPHABET[i] for i in indices]
         return source, self.answer(source)
 
 
+WIDER_EACH = 1024
+"""Number of examples of each shift for a refit to read."""
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"

@@ -139,6 +139,13 @@ def test_what_a_training_says(snapshot: Any) -> None:
 OF_24 = "left in every block only 18 of 24 may go"
 REFUSED = {
     "ablate": [
+        (
+            "task=inflection; recovery=refit_wider",
+            "recovery=[refit_wider]: reads examples of other kinds, and task=infl",
+        ),
+        ("shift=[longer]", "shift=[longer]: task sort has 11 symbols, repeated symbols"),
+        ("task=inflection; shift=[longer]", "shift=[longer]: task inflection has none at all"),
+        ("shift=[11 symbols]; model.max_length=11", "shift=[11 symbols]: has sequences of 12 tokens, model.max_length"),
         ("recovery=[refit,refit_between]", "recovery=[refit_between]: experiment=ablate recovers models that"),
         ("example=3 1", "example='3 1': experiment=ablate looks at no example, experiment=explain does"),
     ],

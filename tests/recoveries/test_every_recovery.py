@@ -29,7 +29,7 @@ def recovery(request: pytest.FixtureRequest) -> Recovery:
 
 @pytest.fixture(scope="module")
 def lesson(task: Sort, splits: Splits) -> RecoveryContext:
-    return lesson_of(gated_model(task).float(), splits)
+    return lesson_of(gated_model(task).float(), Splits(**dict(splits.items()), wider=task.wider()))
 
 
 @pytest.fixture(scope="module")

@@ -122,6 +122,16 @@ def test_shifts_are_of_another_kind_than_anything_that_is_learnt(task: Task, spl
             assert list(task.answer(source) or ()) == target
 
 
+def test_what_a_refit_may_read_of_other_kinds_is_measured_nowhere(task: Task, splits: Splits) -> None:
+    if (wider := task.wider()) is None:
+        return
+    own = {tuple(source) for source, _ in decoded_rows(task, wider)}
+    for examples in task.shifts().values():
+        measured = {tuple(source) for source, _ in decoded_rows(task, examples)}
+        assert not measured & own
+        assert {len(source) for source in measured} <= {len(source) for source in own}, "of the same kinds"
+
+
 def test_a_symbol_that_is_written_stands_for_symbols_of_the_source(task: Task, splits: Splits) -> None:
     for source, target in rows(splits.report[:50]):
         read, written = task.vocabulary.decode(source), task.vocabulary.decode(target)
