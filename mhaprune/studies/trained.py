@@ -96,7 +96,8 @@ class Recipe(Source):
         return scorers, recoveries
 
     def check(self) -> None:
-        """Raise ValueError for a model or examples that need more than this machine's memory, by an estimate."""
+        """Raise ValueError for a model or examples that need more than this machine's memory, by an estimate, and for a
+        shift that the task does not have."""
         have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         model = self.model.bytes_to_train(len(self.task.vocabulary))
         for key, needed in (("model", model), ("task", self.task.bytes_of_examples())):
@@ -107,6 +108,8 @@ class Recipe(Source):
                     f"{key} with {sizes}: takes about {needed / 2**30:.3g} GiB, must be at most"
                     f" {have / 2**30:.3g} GiB, the memory of this machine"
                 )
+        if self.shift is not None:
+            self.shifts()
 
     def study(self, facts: Mapping[str, Any]) -> Study:
         """Return the study of the trained model. The model comes from the cache if it was trained before."""
