@@ -66,7 +66,8 @@ def alignment_table(
 def told_apart(patterns: pd.DataFrame) -> pd.DataFrame:
     """Return the patterns without `ALIGNED`, if another one has the same places: on `sort` the symbol to write."""
     masses = patterns.pivot_table(index=HEAD, columns="pattern", values="mass")
-    twice = ALIGNED in masses and any(
-        np.allclose(masses[name], masses[ALIGNED]) for name in masses.dropna(subset=[ALIGNED]) if name != ALIGNED
-    )
+    if ALIGNED not in masses:
+        return patterns
+    masses = masses.dropna(subset=[ALIGNED])
+    twice = any(np.allclose(masses[name], masses[ALIGNED]) for name in masses if name != ALIGNED)
     return patterns[patterns["pattern"] != ALIGNED] if twice else patterns

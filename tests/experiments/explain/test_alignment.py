@@ -1,0 +1,108 @@
+"""Heads that look at the source symbols which the written symbol stands for."""
+
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+from mhaprune.data import PAD, SPECIAL, Examples, Splits
+from mhaprune.experiments.explain.alignment import OFFSETS, alignment_of, alignment_table, told_apart
+from mhaprune.experiments.explain.patterns import ALIGNED, observe
+from mhaprune.experiments.explain.report import alignment_scores, say_alignment
+from mhaprune.heads import Site
+from mhaprune.model.transformer import Seq2Seq
+from mhaprune.reporting.plots import draw
+from mhaprune.tables import HEAD
+from mhaprune.tasks.reverse import Reverse
+from mhaprune.tasks.running_sum import RunningSum
+from mhaprune.tasks.sort import Sort
+from support.figures import check_legible
+
+SIZES = {"num_symbols": 5, "train": 40, "valid": 20, "score": 40, "choose": 20, "report": 20, "max_length": 6}
+REVERSE = Reverse(**SIZES)
+
+
+def letters(row: torch.Tensor) -> int:
+    return int((row >= len(SPECIAL)).sum())
+
+
+def test_a_task_that_knows_no_alignment_has_none(splits: Splits) -> None:
+    assert alignment_of(RunningSum(**SIZES), splits.score) is None
+
+
+def test_the_places_are_those_of_the_task() -> None:
+    examples = REVERSE.splits().score
+    aligned = alignment_of(REVERSE, examples)
+    assert aligned is not None
+    places_BTS = aligned(examples)
+    for places, source in zip(places_BTS, examples.source, strict=True):
+        n = letters(source)
+        expected = {(t, n - 1 - t) for t in range(n)}
+        assert {(t, s) for t, s in places.nonzero().tolist()} == expected, "and nothing for the end of the sequence"
+
+
+def scored(model: Seq2Seq) -> pd.DataFrame:
+    heads = [(str(head.site), head.layer, head.head) for head in model.grid]
+    frame = pd.DataFrame(heads, columns=HEAD).assign(scorer="ablation", draw=0)
+    scores = torch.rand(len(heads), generator=torch.Generator().manual_seed(1)).tolist()
+    return frame.assign(score=scores, rank=1)
+
+
+@pytest.fixture
+def found(model: Seq2Seq) -> tuple[pd.DataFrame, Examples]:
+    examples = REVERSE.splits().score
+    aligned = alignment_of(REVERSE, examples)
+    assert aligned is not None
+    patterns = observe(model, examples, aligned).patterns
+    return alignment_table(aligned, examples, patterns, scored(model))["alignment"], examples
+
+
+def test_accuracy_counts_the_symbols_whose_largest_weight_is_right(
+    found: tuple[pd.DataFrame, Examples], model: Seq2Seq
+) -> None:
+    table, examples = found
+    assert set(table["site"]) == {str(Site.CROSS)}
+    maps = {block: seen.weights for block, seen in model.attention_maps(examples).items() if block.site == Site.CROSS}
+    for row in table.to_dict("records"):
+        (weights,) = (weights for block, weights in maps.items() if block.layer == row["layer"])
+        hits, symbols = 0, 0
+        for example, source in zip(weights[:, row["head"]], examples.source, strict=True):
+            n = letters(source)
+            hits += sum(int(example[t].argmax()) == n - 1 - t for t in range(n))
+            symbols += n
+        assert row["accuracy"] == pytest.approx(hits / symbols)
+    assert table["accuracy"].nunique() > 1
+    expected = stats.spearmanr(table["accuracy"], table["score"]).statistic
+    assert table["spearman"].tolist() == pytest.approx([expected] * len(table))
+
+
+def test_the_best_fixed_distance_is_the_control(found: tuple[pd.DataFrame, Examples]) -> None:
+    table, examples = found
+    sizes = [letters(source) for source in examples.source]
+    shares = [sum(sum(t + by == n - 1 - t for t in range(n)) for n in sizes) / sum(sizes) for by in OFFSETS]
+    assert table["offset_accuracy"].tolist() == pytest.approx([max(shares)] * len(table))
+    assert min(shares) < max(shares)
+
+
+def test_a_pattern_that_has_a_name_already_is_not_shown_twice(model: Seq2Seq, splits: Splits, task: Sort) -> None:
+    plain = observe(model, splits.score).patterns
+    aligned = alignment_of(task, splits.score)
+    assert aligned is not None
+    both = observe(model, splits.score, aligned).patterns
+    assert ALIGNED in set(both["pattern"])
+    pd.testing.assert_frame_equal(told_apart(both).reset_index(drop=True), plain)
+    moved = both.assign(mass=both["mass"].where(both["pattern"] != ALIGNED, both["mass"] / 2))
+    assert ALIGNED in set(told_apart(moved)["pattern"]), "of other places"
+    assert (splits.score.source != PAD).any()
+
+
+def test_the_best_head_is_named_beside_its_controls(found: tuple[pd.DataFrame, Examples]) -> None:
+    table, _ = found
+    best = table.loc[table["accuracy"].idxmax()]
+    first, second = say_alignment({"alignment": table})
+    assert first.startswith(f"cross.{best['layer']}.{best['head']} aligns best: for {100 * best['accuracy']:.1f} % of")
+    assert f"{100 * best['offset_accuracy']:.1f} % for a head" in first
+    assert f"{best['spearman']:.2f}".replace("-", "−") in second
+    (plot,) = draw((alignment_scores,), {"alignment": table})
+    check_legible(plot)
+    assert list(say_alignment({})) == []
