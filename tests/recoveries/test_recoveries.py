@@ -50,6 +50,10 @@ def test_a_small_model_can_be_taught_by_the_whole_one(lesson: RecoveryContext) -
     plain, same, taught = (
         FromScratch(distillation=share)(lesson, left, 0, None, lambda state: None)[0] for share in (0.0, 0.0, 0.9)
     )
+    other = replace(lesson, dense=without(lesson.dense, "encoder_self.0.0"))
+    assert not torch.equal(
+        taught.output.bias, FromScratch(distillation=0.9)(other, left, 0, None, lambda state: None)[0].output.bias
+    )
     assert torch.equal(plain.output.bias, same.output.bias)
     assert not torch.equal(plain.output.bias, taught.output.bias)
     assert plain.grid.sizes == taught.grid.sizes == left.grid.sizes

@@ -264,6 +264,7 @@ def test_words_are_pronounced_and_aligned_as_the_lexicon_says() -> None:
     assert task.answer([*"phone"]) == ("f", "oʊ", "n"), "without its stress"
     assert aligned("phone") == ["ph", "o", "n"], "the last letter is silent"
     assert aligned("box") == ["b", "o", "x", "x"], "one letter is two phonemes"
+    assert task.answer([*"tomato"]) == ("t", "ə", "m", "eɪ", "t", "oʊ"), "the first of two pronunciations"
     assert task.answer([*"mhaprune"]) is None
     assert list(task.aligned(task.vocabulary.encode("mhaprune"), [])) == []
 

@@ -13,7 +13,7 @@ import torch
 
 from mhaprune.data import Examples
 from mhaprune.experiments.prune import trials
-from mhaprune.experiments.prune.study import choose_next
+from mhaprune.experiments.prune.study import choose_next, smallest_table
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure.columns import by_group
 from mhaprune.measure.outcomes import Diverged, ProofFailed, measure
@@ -126,6 +126,25 @@ def test_fine_tuning_is_training_that_goes_on(tables: Mapping[str, pd.DataFrame]
     assert row["quality"] == pytest.approx(exact(left, study.splits.report))
     assert row["loss"] == pytest.approx(loss_of(left, study.splits.report))
     assert row["steps"] == 30
+
+
+def test_seconds_are_those_of_the_recovery_and_nothing_takes_none(tables: Mapping[str, pd.DataFrame]) -> None:
+    table = tables["recovery"]
+    assert (table.loc[table["recovery"] == "nothing", "seconds"] == 0).all()
+    assert (table.loc[(table["recovery"] != "nothing") & (table["heads_removed"] > 0), "seconds"] > 0).all()
+    history = tables["recovery_training"].query("recovery == 'fine_tune'").groupby("heads_kept")["seconds"].max()
+    tuned = table.query("recovery == 'fine_tune' and heads_removed > 0").groupby("heads_kept")["seconds"].max()
+    pd.testing.assert_series_equal(tuned, history.loc[tuned.index], check_names=False)
+
+
+def test_of_several_controls_one_stands_beside_the_rows(tables: Mapping[str, pd.DataFrame]) -> None:
+    table = tables["recovery"]
+    other = table[table["control"]].assign(recovery="from_scratch_distil", quality=-7.0)
+    both = smallest_table(pd.concat([table, other]), tables["latency"], 0.01)
+    alone = smallest_table(table, tables["latency"], 0.01)
+    columns = [name for name in alone if name.startswith("control_")]
+    pd.testing.assert_frame_equal(both[both["recovery"] != "from_scratch_distil"][columns], alone[columns])
+    assert set(both["recovery"]) - set(alone["recovery"]) == {"from_scratch_distil"}
 
 
 def test_a_refit_is_closer_to_the_dense_model_and_no_training(tables: Mapping[str, pd.DataFrame], study: Study) -> None:

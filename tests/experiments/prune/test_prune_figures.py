@@ -8,8 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.base import figures_of
-from mhaprune.experiments.prune.report import recovery_curves
+from mhaprune.experiments.prune.report import recovery_curves, worth
 from mhaprune.experiments.prune.study import Prune
+from mhaprune.reporting.plots import draw
 from mhaprune.tables import Tables
 from support.figures import check_legible
 
@@ -87,3 +88,21 @@ def test_what_is_said(tables: Tables, snapshot: Any) -> None:
     found = {name: list(Prune.say(case)) for name, case in cases.items()}
     snapshot("prune", found)
     assert list(Prune.say({**tables, "latency": latency.assign(speedup_q3=1.39)})) == found["with a control"]
+
+
+def test_quality_is_drawn_against_time_with_the_best_choice_of_each_size(tables: Tables) -> None:
+    recovery = tables["recovery"].assign(seconds=2.0)
+    # The greedy choice of four heads is worse on the choose split. That it is better on the report split must not count.
+    greedy = (recovery["schedule"] == "greedy") & (recovery["heads_kept"] == 4) & ~recovery["control"]
+    recovery.loc[greedy, ["choose_quality", "quality"]] = [0.1, 0.999]
+    removed = recovery.loc[recovery["heads_kept"] < 6, "removed"].unique()
+    latency = pd.DataFrame(
+        {"removed": removed, "speedup": [2.0 if len(names.split()) < 3 else 4.0 for names in removed]}
+    )
+    (plot,) = draw((worth,), {**tables, "recovery": recovery, "latency": latency})
+    check_legible(plot)
+    curves = {line.get_label(): line.get_xydata().tolist() for line in plot.figure.axes[0].lines}
+    assert curves["the whole model"] == [[1, 1.0]]
+    assert curves["pruned"] == [[0.25, 0.1], [0.5, 0.9]]
+    assert curves["tune (30 steps, 2.0 s)"] == [[0.25, 0.5], [0.5, 0.99]]
+    assert curves["scratch (30 steps, 2.0 s)"] == [[0.25, pytest.approx(0.4)], [0.5, pytest.approx(0.85)]]
