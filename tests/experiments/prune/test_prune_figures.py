@@ -92,7 +92,7 @@ def test_what_is_said(tables: Tables, snapshot: Any) -> None:
 
 def test_quality_is_drawn_against_time_with_the_best_choice_of_each_size(tables: Tables) -> None:
     recovery = tables["recovery"].assign(seconds=2.0)
-    # The greedy choice of four heads is worse on the choose split. That it is better on the report split must not count.
+    # The greedy choice of four heads is worse on the choose split. That it is better on the report split is not read.
     greedy = (recovery["schedule"] == "greedy") & (recovery["heads_kept"] == 4) & ~recovery["control"]
     recovery.loc[greedy, ["choose_quality", "quality"]] = [0.1, 0.999]
     removed = recovery.loc[recovery["heads_kept"] < 6, "removed"].unique()
