@@ -120,3 +120,12 @@ def test_what_cannot_be_is_refused_in_one_line(settings: dict[str, Any], message
     with pytest.raises(ConfigError, match=f"^{message}") as error:
         build(config)
     assert "\n" not in str(error.value)
+
+
+def test_examples_of_other_kinds_are_part_of_a_run_only_if_they_are_named() -> None:
+    """So that runs keep the fingerprints that they had before there were any."""
+    plain, none, one = (
+        build(compose(*given)).identity["run"] for given in ([], ["shift=[]"], ["shift=[repeated symbols]"])
+    )
+    assert len({plain, none, one}) == 3
+    assert plain == build(compose("shift=null")).identity["run"]

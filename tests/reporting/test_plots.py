@@ -175,6 +175,8 @@ def test_a_poor_model_is_said_to_be_one(reached: float, warned: bool) -> None:
     assert not list(if_poor({"summary": pd.DataFrame({"quality": [0.0]})})), "one that was not trained here"
     lines = list(if_poor({"training": pd.DataFrame({"valid_quality": [0.9 - reached, reached]})}))
     assert len(lines) == warned
+    hard = pd.DataFrame({"valid_quality": [reached], "learnt": 0.75})
+    assert not list(if_poor({"training": hard})), "of a task that is hard to learn"
     assert all(
         line.startswith("Beware: the model itself is poor: at the end of its training 76.0 % of the answers are right.")
         for line in lines
