@@ -36,6 +36,11 @@ PRUNE = (
     "experiment=prune task=reverse schedule=one_shot 'scorer=[ablation]' 'recovery=[refit,fine_tune]'"
     " 'experiment.budgets=[12,15,18,20,21,22]'"
 )
+WORTH = (
+    "experiment=prune schedule=one_shot 'scorer=[ablation]'"
+    " 'recovery=[refit,fine_tune,from_scratch,from_scratch_distil]'"
+    " recovery.from_scratch.draws=1 recovery.from_scratch_distil.draws=1 'experiment.budgets=[12,18,20,21,22]'"
+)
 COMPARE = (
     "experiment=compare 'scorer=[gate,gate_output,ablation,taylor,fisher,entropy,random]' 'schedule=[one_shot,greedy]'"
 )
@@ -47,6 +52,7 @@ LIST = (
     Picture("heads", "Which heads can be removed", "matter", "experiment=ablate"),
     Picture("accuracy", "Accuracy, score by score", "accuracy", "experiment=ablate"),
     Picture("latency", "Speed-up, score by score", "latency", "experiment=ablate"),
+    Picture("shift", "Fewer heads on other examples", "shift", "experiment=ablate"),
     Picture("agreement", "Do cheap scores agree with ablation?", "agreement", "experiment=ablate"),
     Picture("training", "A training, with the gate of every head", "training", "experiment=ablate"),
     Picture("minilm-heads", "The 72 heads of MiniLM", "matter", MINILM),
@@ -65,12 +71,14 @@ LIST = (
         "attention-0-cross",
         'experiment=explain task=inflection example="w a l k verb3"',
     ),
+    Picture("alignment", "Do the heads that align matter?", "alignment", "experiment=explain task=pronounce"),
     Picture("patterns", "Where every head looks", "patterns", REVERSE),
     Picture("tensors", "Every tensor of one call", "tensors", "experiment=anatomy"),
     Picture("scaling", "Why scores are divided by √d", "scaling", "experiment=anatomy"),
     Picture("pairs", "Heads that stand in for each other", "interactions", "experiment=interact"),
     Picture("together", "What heads cost together", "together", "experiment=interact"),
     Picture("recovery", "What a refit and training bring back", "recovery", PRUNE),
+    Picture("worth", "Pruned, or small from the start", "worth", WORTH),
     Picture("regret", "Which score to trust", "regret", COMPARE),
     Picture("speed", "Speed-up at three widths", "speedup", "experiment=speed"),
 )
