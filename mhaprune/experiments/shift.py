@@ -21,8 +21,8 @@ def say_shift(tables: Tables) -> Iterator[str]:
         if kind == USUAL or not others:
             continue
         parts = ", ".join(f"{share(row[QUALITY])} {_which(row, tables)}" for row in others)
-        usual = f"{quality_name(tables)} is {share(whole[QUALITY])} with all {unit_name(tables)}"
-        yield f"On other examples than the usual ones, {kind}, {usual}, {parts}."
+        whole_model = f"{quality_name(tables)} is {share(whole[QUALITY])} with all {unit_name(tables)}"
+        yield f"On examples of another kind ({kind}) {whole_model}, {parts}."
 
 
 def _smallest(table: pd.DataFrame) -> pd.DataFrame:
@@ -58,15 +58,12 @@ def shift_quality(tables: Tables) -> Plot | None:
         axes.set_xlim(-0.03, 1.03)
     axes.set_xlabel(quality_name(tables))
     worst = table.loc[table["drop"].idxmax()]
-    axes.set_title(
-        plots.wrapped(
-            f"At most {plots.number(100 * worst['drop'], 1)} points are lost, on: {worst['examples_of']}", 6.5
-        )
-    )
+    lost = f"At most {plots.number(100 * worst['drop'], 1)} points are lost, on: {worst['examples_of']}"
+    axes.set_title(plots.wrapped(lost, 6.5))
     plots.legend_above(figure, axes)
     caption = (
         f"{quality_name(tables).capitalize()} on examples of the usual kind and of other kinds, which were used neither"
         f" to train nor to choose. The {unit_name(tables)} are those that can be removed within the tolerance on the"
-        f" usual kind. Bars are 95 % intervals over examples."
+        " usual kind. Bars are 95 % intervals over examples."
     )
     return Plot("shift", caption, figure)

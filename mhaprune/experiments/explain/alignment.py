@@ -20,8 +20,6 @@ from mhaprune.tasks.base import Task
 
 OFFSETS = range(-3, 4)
 """The distances that a head without knowledge of the symbols may look at."""
-
-
 Aligned = Callable[[Any], Tensor]
 """A function that takes a batch and returns a mask (B, T, S): True where a source symbol stands for a target symbol."""
 
@@ -54,10 +52,9 @@ def alignment_table(
         symbols += int(places_BTS.any(dim=2).sum())
         hits += torch.tensor([float(places_BTS.diagonal(by, dim1=1, dim2=2).sum()) for by in OFFSETS])
     scores = heads[heads["draw"] == 0][[*HEAD, "scorer", "score", "rank"]]
-    looks = patterns[patterns["pattern"] == ALIGNED][[*HEAD, "largest", "chance"]].rename(
-        columns={"largest": "accuracy"}
-    )
-    table = looks.assign(offset_accuracy=float(hits.max()) / symbols).merge(scores, on=HEAD)
+    looks = patterns.loc[patterns["pattern"] == ALIGNED, [*HEAD, "largest", "chance"]]
+    looks = looks.rename(columns={"largest": "accuracy"}).assign(offset_accuracy=float(hits.max()) / symbols)
+    table = looks.merge(scores, on=HEAD)
     for name, rows in table.groupby("scorer"):
         table.loc[table["scorer"] == name, "spearman"] = spearman(rows["accuracy"], rows["score"])
     return {"alignment": table} if len(table) else {}
