@@ -215,7 +215,7 @@ def made_before(folder: Path, settings: dict[str, Any]) -> bool:
     if not folder.exists():
         return False
     try:
-        before = json.loads((folder / "made.json").read_text())["settings"]
+        before = dict(json.loads((folder / "made.json").read_text())["settings"])
     except (OSError, ValueError, KeyError, TypeError):
         if folder.is_dir() and not any(folder.iterdir()):
             return False
@@ -230,7 +230,8 @@ def lines(folder: Path, made: dict[str, Any]) -> Iterator[str]:
     for name, found in made["accuracy"].items():
         share, low, high = (f"{found[key]:.3f}" for key in ("accuracy", "accuracy_low", "accuracy_high"))
         yield f"{name}: {share} of {found['texts']} right (95 % interval {low} to {high})"
-    yield f"all of it is in {folder}: add model=hf model.path={folder / 'model'} data={folder / 'movies.csv'}"
+    yield f"{folder} is complete, go on with"
+    yield f"python scripts/run.py experiment=ablate model=hf model.path={folder / 'model'} data={folder / 'movies.csv'}"
 
 
 def work(chosen: argparse.Namespace) -> None:
