@@ -7,6 +7,7 @@ import random
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -96,18 +97,23 @@ class Inflection(Task):
         return self.vocabulary.decode(source)[-1]
 
     def _pairs(self) -> set[tuple[str, str, str]]:
-        found = importlib.util.find_spec("lemminflect")  # without importing it
-        if found is None or not found.submodule_search_locations:
-            raise ValueError("task=inflection: needs lemminflect, install it with: pip install -e '.[inflection]'")
-        table = Path(found.submodule_search_locations[0]) / "resources" / "infl_lu.csv.gz"
-        with gzip.open(table, "rt", encoding="utf-8", newline="") as file:
-            rows = list(csv.reader(file))
         return {
             (lemma, tag, form)
-            for lemma, part_of_speech, *columns in rows
+            for lemma, part_of_speech, *columns in table()
             for tag, forms in zip(FORMS.get(part_of_speech, ()), columns, strict=False)
             if self._plain(lemma) and self._plain(form := forms.split("/")[0])
         }
 
     def _plain(self, word: str) -> bool:
         return 0 < len(word) <= self.max_letters and set(word) <= set(string.ascii_lowercase)
+
+
+@lru_cache(maxsize=1)
+def table() -> list[list[str]]:
+    """Return the rows of the table: lemma, part of speech, forms. Read once in a process."""
+    found = importlib.util.find_spec("lemminflect")  # without importing it
+    if found is None or not found.submodule_search_locations:
+        raise ValueError("task=inflection: needs lemminflect, install it with: pip install -e '.[inflection]'")
+    path = Path(found.submodule_search_locations[0]) / "resources" / "infl_lu.csv.gz"
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))

@@ -54,6 +54,8 @@ class Pronounce(Task):
     """Number of examples that choices are made on."""
     report: SplitSize = 1000
     """Number of examples that results are reported on."""
+    train: Annotated[int | None, Ge(1)] = None
+    """Largest number of words to train on. None means all that are in no other split."""
     max_letters: Annotated[int, Ge(1)] = 14
     """Number of letters, and of phonemes, of the longest words that are learnt."""
 
@@ -62,18 +64,18 @@ class Pronounce(Task):
         return Vocabulary((*string.ascii_lowercase, *phonemes()))
 
     def splits(self) -> Splits[Examples]:
-        words = [word for word in self._in_order() if self._short(word) and word not in rarely_spelt()]
+        words = [word for word in in_order(self.seed) if self._short(word) and word not in rarely_spelt()]
         if sum(self.held_out.values()) >= len(words):
             raise ValueError(f"report={self.report}: the splits need more than the {len(words)} words there are")
         parts, start = dict[str, list[str]](), 0
         for name, size in self.held_out.items():
             parts[name], start = words[start : start + size], start + size
-        parts["train"] = words[start:]
+        parts["train"] = words[start:][: self.train]
         return Splits(**{name: self.encode([self._pair(word) for word in part]) for name, part in parts.items()})
 
     def shifts(self) -> dict[str, Examples]:
         found: dict[str, list[str]] = {name: [] for name in (LONGER, RARELY_SPELT)}
-        for word in self._in_order():
+        for word in in_order(self.seed):
             if not self._short(word):
                 found[LONGER].append(word)
             elif word in rarely_spelt():
@@ -113,9 +115,6 @@ class Pronounce(Task):
     def _short(self, word: str) -> bool:
         return max(len(word), len(lexicon()[word].phonemes)) <= self.max_letters
 
-    def _in_order(self) -> list[str]:
-        return sorted(lexicon(), key=lambda word: sha256(f"{self.seed} {word}".encode()).digest())
-
 
 @lru_cache(maxsize=1)
 def lexicon() -> Mapping[str, Entry]:
@@ -134,6 +133,12 @@ def lexicon() -> Mapping[str, Entry]:
         for word, said in sorted(pronounced.items())
         if said and word and set(word) <= set(string.ascii_lowercase)
     }
+
+
+@lru_cache(maxsize=2)
+def in_order(seed: int) -> Sequence[str]:
+    """Return the words of the lexicon in the order of a hash."""
+    return sorted(lexicon(), key=lambda word: sha256(f"{seed} {word}".encode()).digest())
 
 
 def _spellings(alignment: str, said: Sequence[str]) -> tuple[str, ...]:

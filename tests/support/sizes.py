@@ -12,7 +12,10 @@ from support import ROOT
 CONF = ROOT / "conf"
 SEQUENCES = {"train": 200, "max_length": 6}
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
-    "task": dict.fromkeys(("copy", "mirror_difference", "reverse", "running_sum", "sort"), SEQUENCES),
+    "task": {
+        **dict.fromkeys(("copy", "mirror_difference", "reverse", "running_sum", "sort"), SEQUENCES),
+        "pronounce": {"train": 2000},
+    },
     "scorer": {
         "hard_concrete": {"steps": 5},
         "integrated_gradients": {"steps": 3},

@@ -11,7 +11,7 @@ import torch
 from mhaprune.data import EOS, PAD, SPECIAL, Examples, Splits
 from mhaprune.tasks.base import SequenceTask, Task
 from mhaprune.tasks.copy import Copy
-from mhaprune.tasks.inflection import Inflection
+from mhaprune.tasks.inflection import Inflection, table
 from mhaprune.tasks.mirror_difference import MirrorDifference
 from mhaprune.tasks.pronounce import Pronounce, lexicon, rarely_spelt
 from mhaprune.tasks.reverse import Reverse
@@ -216,7 +216,7 @@ def test_inflection_is_real_and_splits_share_no_lemma() -> None:
 def test_inflection_without_its_table_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"task=inflection: needs lemminflect, .* pip install -e '.\[inflection\]'"):
-        Inflection().splits()
+        table.__wrapped__()
 
 
 def test_inflection_reads_the_table_without_importing_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,6 +226,7 @@ def test_inflection_reads_the_table_without_importing_the_package(monkeypatch: p
         assert not name.startswith("lemminflect")
         return plain(name, *arguments, **keywords)
 
+    table.cache_clear()
     monkeypatch.setattr(builtins, "__import__", refuse)
     assert Inflection().answer([*"walk", "verb3"]) == "walks"
 
