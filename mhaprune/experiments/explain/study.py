@@ -13,6 +13,7 @@ import pandas as pd
 from mhaprune.experiments.base import Experiment, Findings, Setup, with_proofs
 from mhaprune.experiments.examples import answer_tables, check_examples, close_each, text_tables
 from mhaprune.experiments.explain import report
+from mhaprune.experiments.explain.aligned import alignment_scores
 from mhaprune.experiments.explain.alignment import alignment_of, alignment_table, told_apart
 from mhaprune.experiments.explain.patterns import observe
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
@@ -56,7 +57,7 @@ class Explain(Experiment):
     question = "What does every head look at, and what breaks without it?"
     then = "`experiment=ablate` removes heads; `experiment=interact` shows which of them stand in for each other."
     figures = (
-        *(report.head_profiles, report.alignment_scores, report.attention_maps),
+        *(report.head_profiles, alignment_scores, report.attention_maps),
         *(appendix(agreement), appendix(training_curve)),
     )
     say = staticmethod(report.say)

@@ -6,9 +6,9 @@ import torch
 from scipy import stats
 
 from mhaprune.data import PAD, SPECIAL, Examples, Splits
+from mhaprune.experiments.explain.aligned import alignment_scores, say_alignment
 from mhaprune.experiments.explain.alignment import OFFSETS, alignment_of, alignment_table, told_apart
 from mhaprune.experiments.explain.patterns import ALIGNED, observe
-from mhaprune.experiments.explain.report import alignment_scores, say_alignment
 from mhaprune.heads import Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.reporting.plots import draw
