@@ -41,7 +41,8 @@ def alignment_scores(tables: Tables) -> Plot | None:
             for _, row in rows.iterrows():
                 axes.plot(row["accuracy"], row["score"], marker=f"${row['head']}$", color=colour, markersize=8)
         label = f"rise of the loss{in_brackets(tables)}" if name == REFERENCE else "score"
-        axes.set(title=f"{name}: ρ = {number(own['spearman'].iloc[0], 2)}", ylabel=label, xlim=(-0.03, 1.03))
+        title = plots.wrapped(f"{name}: ρ = {number(own['spearman'].iloc[0], 2)}", 3.1)
+        axes.set(title=title, ylabel=label, xlim=(-0.03, 1.03))
         axes.tick_params(labelbottom=True, labelleft=True)
         if i == 0:
             plots.legend_above(figure, axes, "Do the heads that align matter?")
