@@ -327,8 +327,10 @@ def say_alignment(tables: Tables) -> Iterator[str]:
         f" {int(best['rank'])}."
     )
     if not isnan(best["spearman"]):  # as of a single head
-        rho = number(best["spearman"], 2)
-        yield f"Among the {len(table)} heads of cross-attention, alignment and ablation have a rank correlation of {rho}."
+        yield (
+            f"Among the {len(table)} heads of cross-attention, alignment and ablation have a rank correlation of"
+            f" {number(best['spearman'], 2)}."
+        )
 
 
 @needs("alignment")
