@@ -54,12 +54,13 @@ def shift_quality(tables: Tables) -> Plot | None:
         axes.errorbar(rows[QUALITY], y, xerr=ends, linestyle="", capsize=2, elinewidth=1, label=label, **look)
     axes.set_yticks(range(len(kinds)), kinds)
     axes.set_ylim(len(kinds) - 0.5, -0.5)
-    if table[QUALITY].between(0, 1).all():
-        axes.set_xlim(-0.03, 1.03)
-    axes.set_xlabel(quality_name(tables))
     worst = table.loc[table["drop"].idxmax()]
-    lost = f"At most {plots.number(100 * worst['drop'], 1)} points are lost, on: {worst['examples_of']}"
-    axes.set_title(plots.wrapped(lost, 6.5))
+    lost = f"{quality_name(tables)} falls by at most {plots.number(worst['drop'], 3)}"
+    if table[QUALITY].between(0, 1).all():  # a share
+        axes.set_xlim(-0.03, 1.03)
+        lost = f"At most {plots.number(100 * worst['drop'], 1)} points are lost"
+    axes.set_xlabel(quality_name(tables))
+    axes.set_title(plots.wrapped(f"{lost}, on: {worst['examples_of']}", 6.5))
     plots.legend_above(figure, axes)
     caption = (
         f"{quality_name(tables).capitalize()} on examples of the usual kind and of other kinds, which were used neither"

@@ -35,7 +35,7 @@ from mhaprune.settings.ranges import Ge, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.storage.store import write_bytes
 from mhaprune.studies.pretrained import study_of, tokens_of
-from mhaprune.tables import MOMENTS
+from mhaprune.tables import MOMENTS, USUAL
 from mhaprune.wrapping.blocks import AttentionBlock, Unsupported
 from mhaprune.wrapping.losses import Judge
 from mhaprune.wrapping.saving import make_plain
@@ -102,8 +102,8 @@ def wrap(
     8 heads in 2 blocks, all with an effect, all removable
     """
     splits = {"score": score, "choose": choose, "report": report, "train": train}
-    if taken := [name for name in shift or () if name in SPLITS]:
-        raise ValueError(f"shift={taken[0]}: is the name of a split, {', '.join(SPLITS)} are taken")
+    if taken := [name for name in shift or () if name in (*SPLITS, USUAL)]:
+        raise ValueError(f"shift={taken[0]}: is the name of a split, {', '.join((*SPLITS, USUAL))} are taken")
     splits |= shift or {}
     return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed, prove, workers, cache)))
 

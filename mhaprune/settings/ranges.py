@@ -133,7 +133,9 @@ def fits(kind: Any, value: Any) -> bool:
     if origin in (Sequence, tuple):
         return isinstance(value, Sequence) and not isinstance(value, str) and all(fits(arguments[0], v) for v in value)
     if origin is dict:
-        return isinstance(value, dict) and all(fits(arguments[1], each) for each in value.values())
+        return isinstance(value, dict) and all(
+            fits(one, each) for pair in value.items() for one, each in zip(arguments, pair, strict=True)
+        )
     if kind is types.NoneType:
         return value is None
     if isinstance(value, bool):
@@ -168,6 +170,7 @@ def expected(kind: Any) -> str:
         str: "a text",
         bool: "true or false",
         types.NoneType: "null",
+        Any: "anything",
     }
     if kind in names or not isinstance(kind, type):
         return names.get(kind, str(kind))

@@ -24,6 +24,7 @@ from mhaprune.settings.ranges import Checked, Ge
 from mhaprune.storage.cache import Cache, Remember, data_digest, no_memory, sources, weights_digest
 from mhaprune.storage.store import fingerprint
 from mhaprune.studies.study import Source, Study
+from mhaprune.tables import USUAL
 from mhaprune.tasks.base import SplitSize
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import Unsupported
@@ -114,9 +115,12 @@ class PretrainedSource(Source):
         read = self.model.read(self.data, self.objective, self.cache)
         splits, few = dict(read.splits), replace(self.model, score=2, choose=2, train=0)
         for file in self.shift:
-            if (kind := Path(file).stem) in (*splits, *SPLITS):
+            if (kind := Path(file).stem) in (*splits, *SPLITS, USUAL):
                 raise ValueError(f"shift=[{file}]: must have a name of its own, {kind} is taken")
-            splits[kind] = few.read(file, self.objective, self.cache).splits["report"]
+            try:
+                splits[kind] = few.read(file, self.objective, self.cache).splits["report"]
+            except ValueError as error:
+                raise ValueError(f"shift={str(error).removeprefix('data=')}") from None
         return read._replace(splits=splits)
 
     @property

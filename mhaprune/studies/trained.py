@@ -92,7 +92,10 @@ class Recipe(Source):
         reads examples of other kinds, if the task has none that the model can read."""
         for name in (name for name, recovery in recoveries.items() if recovery.reads_wider):
             if WIDER not in self.splits.given:
-                raise ValueError(f"recovery=[{name}]: reads examples of other kinds, and task={self.name} has none")
+                raise ValueError(
+                    f"recovery=[{name}]: reads examples of other kinds, and task={self.name} has none that fit"
+                    f" model.max_length={self.model.max_length}"
+                )
         return scorers, recoveries
 
     def check(self) -> None:

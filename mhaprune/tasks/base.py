@@ -150,27 +150,16 @@ class SequenceTask(Task):
 
     def splits(self) -> Splits[Examples]:
         sizes = self.held_out | {"train": self.train}
-        draw = random.Random(self.seed)
-        sources: dict[tuple[int, ...], None] = {}
-        while len(sources) < sum(sizes.values()):
-            length = draw.randint(self.min_length, self.max_length)
-            sources[tuple(draw.choices(range(self.num_symbols), k=length))] = None
-        order = list(sources)
-        # Short sequences run out early, so that late draws are longer: without this the splits would differ in kind.
-        draw.shuffle(order)
-        rest = iter(order)
+        rest = iter(self._drawn())
         return Splits(**{name: self.encode([self._pair(next(rest)) for _ in range(n)]) for name, n in sizes.items()})
 
     def shifts(self) -> dict[str, Examples]:
         """Return sequences that are one symbol longer than the longest, and longest sequences of two different symbols
-        only."""
-        kinds = self._kinds(random.Random(self.seed + 1), self.report)
-        return {name: self.encode([self._pair(source) for source in sources]) for name, sources in kinds.items()}
+        only. What is in a split is left out; a task of two symbols has only the longer sequences."""
+        return {name: self.encode(list(map(self._pair, sources))) for name, sources in self._measured().items()}
 
     def wider(self) -> Examples:
-        measured = {
-            tuple(source) for some in self._kinds(random.Random(self.seed + 1), self.report).values() for source in some
-        }
+        measured = {tuple(source) for some in self._measured().values() for source in some}
         draw = random.Random(self.seed + 2)
         drawn = [
             source
@@ -179,14 +168,33 @@ class SequenceTask(Task):
             if tuple(source) not in measured
         ]
         draw.shuffle(drawn)
-        return self.encode([self._pair(source) for source in drawn])
+        return self.encode(list(map(self._pair, drawn)))
+
+    def _drawn(self) -> list[tuple[int, ...]]:
+        """Return the sources of all splits, in random order."""
+        draw, count = random.Random(self.seed), self.train + sum(self.held_out.values())
+        sources: dict[tuple[int, ...], None] = {}
+        while len(sources) < count:
+            length = draw.randint(self.min_length, self.max_length)
+            sources[tuple(draw.choices(range(self.num_symbols), k=length))] = None
+        order = list(sources)
+        # Short sequences run out early, so that late draws are longer: without this the splits would differ in kind.
+        draw.shuffle(order)
+        return order
+
+    def _measured(self) -> dict[str, list[list[int]]]:
+        """Return the sources of each shift, by its name."""
+        return self._kinds(random.Random(self.seed + 1), self.report)
 
     def _kinds(self, draw: random.Random, count: int) -> dict[str, list[list[int]]]:
-        """Return sources of each shift, by its name."""
+        """Return at most `count` sources of each kind, by its name."""
         symbols = range(self.num_symbols)
-        longer = [draw.choices(symbols, k=self.max_length + 1) for _ in range(count)]
-        repeated = [draw.choices(draw.sample(symbols, 2), k=self.max_length) for _ in range(count)]
-        return {f"{self.max_length + 1} symbols": longer, "repeated symbols": repeated}
+        kinds = {f"{self.max_length + 1} symbols": [draw.choices(symbols, k=self.max_length + 1) for _ in range(count)]}
+        if self.num_symbols > 2:
+            usual = set(self._drawn())
+            repeated = [draw.choices(draw.sample(symbols, 2), k=self.max_length) for _ in range(count)]
+            kinds["repeated symbols"] = [source for source in repeated if tuple(source) not in usual]
+        return {name: sources for name, sources in kinds.items() if sources}
 
     def _pair(self, indices: Sequence[int]) -> Pair:
         source = [ALPHABET[i] for i in indices]

@@ -80,7 +80,8 @@ class Pronounce(Task):
                 found[LONGER].append(word)
             elif word in rarely_spelt():
                 found[RARELY_SPELT].append(word)
-        return {name: self.encode([self._pair(word) for word in words[: self.report]]) for name, words in found.items()}
+        few = {name: words[: self.report] for name, words in found.items() if words}
+        return {name: self.encode([self._pair(word) for word in words]) for name, words in few.items()}
 
     def aligned(self, source: Sequence[int], target: Sequence[int]) -> list[range]:
         entry = lexicon().get("".join(self.vocabulary.decode(source)))

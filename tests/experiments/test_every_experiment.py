@@ -141,8 +141,9 @@ REFUSED = {
     "ablate": [
         (
             "task=inflection; recovery=refit_wider",
-            "recovery=[refit_wider]: reads examples of other kinds, and task=infl",
+            "recovery=[refit_wider]: reads examples of other kinds, and task=inflection has none that fit",
         ),
+        ("model.max_length=11; recovery=refit_wider", "task=sort has none that fit model.max_length=11"),
         ("shift=[longer]", "shift=[longer]: task sort has 11 symbols, repeated symbols"),
         ("task=inflection; shift=[longer]", "shift=[longer]: task inflection has none at all"),
         ("shift=[11 symbols]; model.max_length=11", "shift=[11 symbols]: has sequences of 12 tokens, model.max_length"),

@@ -127,16 +127,23 @@ def test_what_cannot_be_studied_is_refused_in_one_line(overrides: list[str], mes
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.usefixtures("here")
-def test_files_of_another_kind_are_measured_too(cache: Path) -> None:
+def test_files_of_another_kind_are_measured_too(here: Path, cache: Path) -> None:
     run = asked(cache, "model.path=bert", "data=texts.txt", "objective=drift", "shift=[texts.csv]", "model.report=8")
     assert list(run.source.splits.shifts) == ["texts"]
     assert len(run.source.splits.shifts["texts"]) == 8
     plain = asked(cache, "model.path=bert", "data=texts.txt", "objective=drift", "model.report=8")
     assert run.identity["run"] != plain.identity["run"]
-    for shift, message in (("score.csv", "score is taken"), ("no.csv", "data=no.csv: cannot be read")):
+    (here / "few.txt").write_text("one\ntwo\nthree")
+    shutil.copy(here / "texts.csv", here / "a.csv")
+    for shift, message in (
+        ("score.csv", "score is taken"),
+        ("report split.csv", "report split is taken"),
+        ("a.csv,b/a.csv", "a is taken"),
+        ("no.csv", "shift=no.csv: cannot be read"),
+        ("few.txt", "shift=few.txt: has 3 different texts, .* need 12, ask for fewer"),
+    ):
         with pytest.raises(ValueError, match=message):
-            asked(cache, "model.path=bert", "data=texts.txt", "objective=drift", f"shift=[{shift}]")
+            asked(cache, "model.path=bert", "data=texts.txt", "objective=drift", f"shift=[{shift}]", "model.report=8")
 
 
 def test_labels_are_names_or_numbers(here: Path, cache: Path) -> None:

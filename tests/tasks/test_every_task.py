@@ -132,6 +132,31 @@ def test_what_a_refit_may_read_of_other_kinds_is_measured_nowhere(task: Task, sp
         assert {len(source) for source in measured} <= {len(source) for source in own}, "of the same kinds"
 
 
+SMALLEST: dict[str, int] = {"valid": 2, "score": 2, "choose": 2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "kinds"),
+    [
+        ({"max_length": 2, "min_length": 1, "train": 10, "report": 20}, ["3 symbols", "repeated symbols"]),
+        ({"num_symbols": 2, "max_length": 7, "train": 20, "report": 40}, ["8 symbols"]),
+        ({"num_symbols": 2, "min_length": 5, "max_length": 5, "train": 1, "report": 2}, ["6 symbols"]),
+    ],
+)
+def test_shifts_of_short_sequences_share_nothing_with_the_splits(settings: dict[str, int], kinds: list[str]) -> None:
+    """Of few sequences most are drawn, and with two symbols all of them are sequences of two symbols."""
+    task = Sort(**(SMALLEST | settings))
+    seen = {tuple(source) for _, examples in task.splits().items() for source, _ in decoded_rows(task, examples)}
+    assert list(task.shifts()) == kinds
+    for examples in (*task.shifts().values(), task.wider()):
+        assert len(examples) > 0
+        assert not {tuple(source) for source, _ in decoded_rows(task, examples)} & seen
+
+
+def test_a_kind_without_a_word_is_no_shift() -> None:
+    assert list(Pronounce(max_letters=40).shifts()) == ["rare spellings"]
+
+
 def test_a_symbol_that_is_written_stands_for_symbols_of_the_source(task: Task, splits: Splits) -> None:
     for source, target in rows(splits.report[:50]):
         read, written = task.vocabulary.decode(source), task.vocabulary.decode(target)

@@ -121,8 +121,12 @@ def test_a_report_measures_batches_of_another_kind_too() -> None:
     ]
     assert table["recovery"].tolist() == ["nothing"] * 4 + ["refit"] * 2
     assert table["heads_removed"].tolist() == [0, 0, 2, 2, 2, 2]
-    with pytest.raises(ValueError, match="shift=score: is the name of a split, train, valid, score, .* are taken"):
-        wrap(classifier(), losses.classification, score=batches(1), shift={"score": batches(1)})
+    for taken in ("score", "wider", "report split"):
+        with pytest.raises(ValueError, match=f"shift={taken}: is the name of a split, train, valid, score, choose, re"):
+            wrap(classifier(), losses.classification, score=batches(1), shift={taken: batches(1)})
+    for wrong in (batches(1), {1: batches(1)}):
+        with pytest.raises(ValueError, match="^shift=<.*>: must be names with, each, anything or null$"):
+            wrap(classifier(), losses.classification, score=batches(1), shift=wrong)  # type: ignore[arg-type]
 
 
 def test_a_split_that_was_not_given_is_named(tmp_path: Path) -> None:

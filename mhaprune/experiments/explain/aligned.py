@@ -1,6 +1,7 @@
 """The words and the figure of the table `alignment`: whether the heads that align are those that matter."""
 
 from collections.abc import Iterator
+from math import isnan
 
 from mhaprune.heads import HeadId
 from mhaprune.reporting import plots
@@ -10,7 +11,7 @@ from mhaprune.tables import HEAD, REFERENCE, Tables, candidates, in_brackets
 
 
 def say_alignment(tables: Tables) -> Iterator[str]:
-    """Yield two sentences: which head aligns best, and whether scores rank the heads that align first."""
+    """Yield which head aligns best and, of several heads, whether ablation ranks the heads that align first."""
     if "alignment" not in tables:
         return
     table = tables["alignment"].query("scorer == @REFERENCE")
@@ -21,8 +22,11 @@ def say_alignment(tables: Tables) -> Iterator[str]:
         f" {share(best['offset_accuracy'])} for a head that always looks at the same distance). By ablation it has rank"
         f" {int(best['rank'])}."
     )
-    rho = number(best["spearman"], 2)
-    yield f"Among the {len(table)} heads of cross-attention, alignment and ablation have a rank correlation of {rho}."
+    if not isnan(best["spearman"]):  # as of a single head
+        rho = number(best["spearman"], 2)
+        yield (
+            f"Among the {len(table)} heads of cross-attention, alignment and ablation have a rank correlation of {rho}."
+        )
 
 
 @needs("alignment")

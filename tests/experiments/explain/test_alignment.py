@@ -105,4 +105,6 @@ def test_the_best_head_is_named_beside_its_controls(found: tuple[pd.DataFrame, E
     assert f"{best['spearman']:.2f}".replace("-", "−") in second
     (plot,) = draw((alignment_scores,), {"alignment": table})
     check_legible(plot)
+    (alone,) = say_alignment({"alignment": table[:1].assign(spearman=float("nan"))})
+    assert "aligns best" in alone, "and one head has no order"
     assert list(say_alignment({})) == []
