@@ -21,6 +21,7 @@ import pandas as pd
 import yaml
 
 from mhaprune.interrupts import interruptible_once
+from mhaprune.reporting.plots import number
 from mhaprune.settings.options import construct
 from mhaprune.settings.plugins import results_folder
 from mhaprune.settings.ranges import Checked
@@ -70,7 +71,8 @@ class Claim(Checked):
         return f"below {self.below:g}" if np.isnan(self.above) else f"{self.above:g} to {self.below:g}"
 
     def per_model(self, table: pd.DataFrame) -> pd.Series:
-        """Return the number of each model, by its seed. Raises ValueError for a table that cannot answer."""
+        """Return the number of each model, by its seed, without models that have none: no row is meant by a condition.
+        Raises ValueError for a table that cannot answer."""
         try:
             first, second = (
                 (table.query(rows) if rows else table).assign(_value=lambda own: own.eval(self.value))
@@ -79,9 +81,12 @@ class Claim(Checked):
         except Exception as error:  # pandas raises many kinds for a formula
             raise ValueError(f"claim “{self.claim}”: {' '.join(str(error).split())[:200]}") from None
         means = [own.groupby("seed")["_value"].mean() for own in (first, second)]
-        if means[0].empty or means[1].empty:
-            raise ValueError(f"claim “{self.claim}”: no row of the table {self.table} is meant by its conditions")
-        return means[0] - means[1] if self.minus else means[0]
+        found = (means[0] - means[1] if self.minus else means[0]).dropna()
+        if found.empty:
+            raise ValueError(
+                f"claim “{self.claim}”: no row of the table {self.table} is meant by its conditions and has a number"
+            )
+        return found
 
     def p(self, values_S: pd.Series) -> float:
         """Return the p of the claim: of two one-sided tests the larger one (Schuirmann 1987)."""
@@ -153,7 +158,9 @@ def lines(claims: Sequence[Claim], tables: Mapping[str, Mapping[str, pd.DataFram
     for claim, values_S, p, corrected in zip(claims, found, ps, holm(np.array(ps)), strict=True):
         ends, one = student_interval(values_S), prediction_interval(values_S)
         verdicts.append("holds" if corrected < LEVEL else "**fails**" if claim.refuted(values_S) else "undecided")
-        cells = [claim.claim, len(values_S), claim.test, f"{_text(values_S.mean())} ({_text(*ends)})", _text(*one)]
+        models, all_models = len(values_S), tables[claim.study][claim.table]["seed"].nunique()
+        counted = models if models == all_models else f"{models} of {all_models}"
+        cells = [claim.claim, counted, claim.test, f"{_text(values_S.mean())} ({_text(*ends)})", _text(*one)]
         yield f"| {' | '.join(map(str, [*cells, _p(p), _p(corrected), verdicts[-1]]))} |"
     yield ""
     counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in VERDICTS.items()]
@@ -164,12 +171,12 @@ VERDICTS = {"holds": "hold", "**fails**": "fail", "undecided": "are not decided"
 
 
 def _text(*numbers: float) -> str:
-    """Return numbers with three digits or, from 100 on, without decimals."""
-    return " to ".join(f"{each:.{max(0, 2 - int(np.log10(max(abs(each), 1))))}f}" for each in numbers).replace("-", "−")
+    """Return numbers with three digits or, from 100 on, without decimals; a dash for NaN."""
+    return " to ".join(number(each, 2 - sum(abs(each) >= 10**digits for digits in (1, 2))) for each in numbers)
 
 
 def _p(p: float) -> str:
-    return "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
+    return "<.001" if p < 0.001 else number(p, 3).removeprefix("0")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

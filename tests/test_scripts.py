@@ -127,6 +127,16 @@ def test_claims_about_columns_or_tables_that_are_not_there_are_refused(tmp_path:
     assert run_here(findings.main, "sorts").stderr.startswith("error: NAME=sorts: no such study, allowed are sort, rev")
 
 
+def test_a_model_that_a_claim_has_no_number_for_is_left_out_and_counted(tmp_path: Path) -> None:
+    _, (_, gain, _) = read(tmp_path)
+    table = SUMMARY.drop(index=0)
+    assert gain.per_model(table).to_dict() == {21: 0.5, 22: 0.5, 23: 2}
+    (line,) = list(findings.lines([gain], {"sort": {"summary": table}}))[2:3]
+    assert line.startswith("| gain | 3 of 4 | above 1 | 1.00 (")
+    (line,) = list(findings.lines([gain], {"sort": {"summary": SUMMARY.drop(index=[0, 1])}}))[2:3]
+    assert line == "| gain | 2 of 4 | above 1 | 1.25 (– to –) | – to – | – | – | undecided |", "too few for a test"
+
+
 def test_the_claims_of_this_repository_can_be_read() -> None:
     studies, claims = findings.read_claims(ROOT / "results" / "claims.yaml")
     assert {claim.study for claim in claims} == set(studies)
