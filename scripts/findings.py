@@ -176,7 +176,7 @@ def _text(*numbers: float) -> str:
 
 
 def _p(p: float) -> str:
-    return "<.001" if p < 0.001 else number(p, 3).removeprefix("0")
+    return "<0.001" if p < 0.001 else number(p, 3)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

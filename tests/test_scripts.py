@@ -92,6 +92,7 @@ def test_a_claim_is_a_mean_over_models_and_its_test(tmp_path: Path) -> None:
     table = list(findings.lines([heads, gain, wrong], {"sort": {"summary": SUMMARY}}))
     assert [line.split(" | ")[-1] for line in table[2:5]] == ["holds |", "undecided |", "**fails** |"]
     assert "| heads | 4 | 1 to 9 | 5.00 (3.70 to 6.30) |" in table[2]
+    assert table[2].endswith(" | 0.001 | 0.003 | holds |")
     p, corrected = (float(cell) for cell in table[3].split(" | ")[5:7])
     assert p == pytest.approx(gain.p(gain.per_model(SUMMARY)), abs=6e-4)
     assert corrected == pytest.approx(2 * p, abs=2e-3), "two of the three claims have no smaller p"

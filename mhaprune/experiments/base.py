@@ -83,6 +83,8 @@ class Experiment(Checked, ABC):
     progress line estimates the remaining time from these seconds."""
     recovers: ClassVar[bool] = False
     """Whether the experiment uses recoveries."""
+    measures_shift: ClassVar[bool] = False
+    """Whether the experiment measures models on examples of other kinds."""
     needs_training: ClassVar[bool] = False
     """Whether the experiment needs mhaprune's own model and its training, so that a pretrained model is refused."""
     reads_example: ClassVar[bool] = False

@@ -98,6 +98,11 @@ class Run(Checked):
                 f"experiment={kind}: looks into mhaprune's own model, which it trains, so it needs model=transformer;"
                 " experiment=ablate studies any model"
             )
+        if self.shift and not self.experiment.measures_shift:
+            raise ValueError(
+                f"shift=[{','.join(self.shift)}]: experiment={kind} measures no examples of other kinds,"
+                " experiment=ablate does"
+            )
         self.source.check()
         grid = self.source.grid
         if self.recovery and not self.experiment.recovers:

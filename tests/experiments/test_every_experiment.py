@@ -170,6 +170,7 @@ REFUSED = {
         ("scorer=[gate]", "scorer=[gate]: must name ablation, which says what heads are worth"),
     ],
     "interact": [
+        ("shift=[11 symbols]", "shift=[11 symbols]: experiment=interact measures no examples of other kinds, exp"),
         ("scorer=[]", "scorer=[]: must name at least one scorer"),
         ("schedule=[one_shot,greedy]", "schedule=[one_shot,greedy]: must name exactly one"),
     ],

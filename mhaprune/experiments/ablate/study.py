@@ -49,7 +49,7 @@ class Ablate(HeadBudgets, WithinTolerance):
     remove the most heads without a recovery. Recovered models have rows of their own in the summary.
     """
 
-    recovers = True
+    recovers = measures_shift = True
     question = "Which heads can be removed, and what does that bring?"
     then = (
         "`experiment=explain` shows what the heads look at; `experiment=prune` looks for still"

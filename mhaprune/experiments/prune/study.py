@@ -47,7 +47,7 @@ class Prune(HeadBudgets, WithinTolerance):
     budgets: tuple[int | float, ...] = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
     """Numbers of heads to remove: shares of all heads (0.25) or numbers of heads (6)."""
 
-    recovers = True
+    recovers = measures_shift = True
     question = "How few heads are enough?"
     then = "`model_file=` with a file of `models/` in this folder studies a pruned model with any experiment."
     figures = (report.recovery_curves, report.worth, shift_quality, appendix(training_curve))
