@@ -148,7 +148,9 @@ class PretrainedSource(Source):
 
     @property
     def decisive(self) -> dict[str, Any]:
-        return {"cache": None, "model": self._content, "data": None, "torch": str(torch.__version__)}
+        others = {name: data_digest(split) for name, split in self.splits.shifts.items()}
+        shift = {"shift": others} if others else {}
+        return {"cache": None, "model": self._content, "data": None, **shift, "torch": str(torch.__version__)}
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -199,14 +201,15 @@ class PretrainedSource(Source):
 
     @cached_property
     def _content(self) -> dict[str, Any]:
-        """Digests of weights and data, and the objective. They identify a study, wherever its files are."""
+        """Digests of weights and data, and the objective. They identify a study, wherever its files are. Examples of
+        other kinds are not among them: no score depends on them."""
         subject = self.heads.subject
         config: Any = getattr(subject.model, "config", None)
         settings = config.to_json_string() if hasattr(config, "to_json_string") else type(subject.model).__name__
         weights = fingerprint([weights_digest(subject.model), settings])
         return {
             "weights": weights,
-            "data": [data_digest(split) for _, split in self.splits.items()],
+            "data": [data_digest(split) for name, split in self.splits.items() if name not in self.splits.shifts],
             "judged_by": dict(self.loaded.facts),
         }
 

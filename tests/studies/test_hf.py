@@ -127,6 +127,11 @@ def test_what_cannot_be_studied_is_refused_in_one_line(overrides: list[str], mes
     assert "\n" not in str(refused.value)
 
 
+def study_key(run: Run) -> Any:
+    """What the scores of a pretrained model are kept under."""
+    return {name: value for name, value in run.source.decisive.items() if name != "shift"}
+
+
 def test_files_of_another_kind_are_measured_too(here: Path, cache: Path) -> None:
     run = asked(cache, "model.path=bert", "data=texts.txt", "objective=drift", "shift=[texts.csv]", "model.report=8")
     assert list(run.source.splits.shifts) == ["texts"]
@@ -135,6 +140,16 @@ def test_files_of_another_kind_are_measured_too(here: Path, cache: Path) -> None
     assert run.identity["run"] != plain.identity["run"]
     (here / "few.txt").write_text("one\ntwo\nthree")
     shutil.copy(here / "texts.csv", here / "a.csv")
+    (here / "moved").mkdir()
+    shutil.copy(here / "texts.csv", here / "moved")
+    moved, renamed = (
+        asked(
+            cache, "model.path=bert", "data=texts.txt", "objective=drift", f"shift=[{file}.csv]", "model.report=8"
+        ).identity["run"]
+        for file in ("moved/texts", "a")
+    )
+    assert moved == run.identity["run"] != renamed, "a file may be anywhere, and has a name"
+    assert study_key(run) == study_key(plain), "so that scores are taken from the cache"
     for shift, message in (
         ("score.csv", "score is taken"),
         ("report split.csv", "report split is taken"),

@@ -65,7 +65,7 @@ class Trials:
     def between(self, name: str, choose: Callable[[Subject, int], Plan], budgets: Sequence[int]) -> Iterator[Trial]:
         """Yield the model at each budget, a number of heads removed in all: `choose` returns the next heads to remove
         from the current model, and the smaller model is recovered before the next budget."""
-        dense, steps = self.lesson.dense, 0
+        dense, steps, seconds = self.lesson.dense, 0, 0.0
         left: Subject = dense
         for budget in track(budgets, name, name=str):
             plan = choose(left, budget)
@@ -76,7 +76,8 @@ class Trials:
             smaller = left.without(plan.mask)
             steps += self.recoveries[name].extra_steps if whole.mask.removed else 0
             done = self._recovered(whole, name if whole.mask.removed else NOTHING, smaller, 0, steps)
-            yield done._replace(columns=done.columns | _identity(whole, name, 0))
+            seconds += done.columns["seconds"]
+            yield done._replace(columns=done.columns | _identity(whole, name, 0) | {"seconds": seconds})
             left = done.model
 
     def controls(self, name: str, best: Sequence[Trial]) -> Iterator[Trial]:

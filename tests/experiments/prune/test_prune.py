@@ -135,6 +135,11 @@ def test_seconds_are_those_of_the_recovery_and_nothing_takes_none(tables: Mappin
     history = tables["recovery_training"].query("recovery == 'fine_tune'").groupby("heads_kept")["seconds"].max()
     tuned = table.query("recovery == 'fine_tune' and heads_removed > 0").groupby("heads_kept")["seconds"].max()
     pd.testing.assert_series_equal(tuned, history.loc[tuned.index], check_names=False)
+    way, between = ["schedule", "scorer", "heads_kept"], "recovery == 'fine_tune_between'"
+    each = tables["recovery_training"].query(between).groupby(way)["seconds"].max().sort_index(ascending=False)
+    in_all = table.query(f"{between} and heads_removed > 0").set_index(way)["seconds"]
+    expected = each.groupby(["schedule", "scorer"]).cumsum().reindex(in_all.index)
+    pd.testing.assert_series_equal(in_all, expected)  # like the steps, those of all rounds
 
 
 def test_of_several_controls_one_stands_beside_the_rows(tables: Mapping[str, pd.DataFrame]) -> None:
