@@ -78,8 +78,9 @@ class LastMap(NamedTuple):
 
     name: str
     """The path of the map."""
-    feed_forward: bool
-    """True if the map ends a feed-forward part; False if it is the W_O of an attention block."""
+    heads: Tensor | None
+    """The columns of `weight` that read each head, (H, K), if the map is the W_O of an attention block; None if it ends
+    a feed-forward part."""
     weight: Tensor
     """The weight (D, W) of the map. A caller may change it in place."""
     bias: Tensor | None

@@ -77,7 +77,7 @@ def refit(left: Fitted, shown: RefitTargets, ridge: float = RIDGE, feed_forward:
     model = left.copied()
     walk = zip(model.last_maps(shown.batches), shown.streams, strict=True)
     for each, wanted in track(walk, "sublayers", len(shown.streams)):
-        if each.feed_forward and not feed_forward:
+        if each.heads is None and not feed_forward:
             continue
         pairs = zip(each.parts, wanted, strict=True)
         parts = [(inputs_TW, wanted_TD - stream_TD) for (inputs_TW, stream_TD), wanted_TD in pairs]

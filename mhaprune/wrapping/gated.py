@@ -195,11 +195,12 @@ class GatedModel(ABC):
 
     def last_maps(self, batches: Sequence[Batch]) -> Iterator[LastMap]:
         """Yield the last linear map of every sublayer that adds to the residual stream; for attention that is W_O."""
-        silent = {block.out: block.silent for block in self.blocks}
-        maps = find_maps(self.module, silent, partial(self.call, batches[0][:1]))
+        blocks = {block.out: block for block in self.blocks}
+        maps = find_maps(self.module, blocks, partial(self.call, batches[0][:1]))
         for each, found in walk(self.module, maps, [partial(self.call, batch) for batch in batches]):
             # The columns of a silent head are zero and must stay zero.
-            from_column = silent.get(each.path, 0)
+            block = blocks.get(each.path)
+            from_column = 0 if block is None else block.silent
             parts = []
             for batch, (inputs, stream) in zip(batches, found, strict=True):
                 real = self.real(batch, each.path, stream.shape[:-1].numel() // len(batch))
@@ -207,7 +208,8 @@ class GatedModel(ABC):
                 parts.append((inputs[:, from_column:], stream))
             last: Any = self.module.get_submodule(each.path)
             weight = weight_of(last)[:, from_column:]
-            yield LastMap(each.path, each.path not in silent, weight, last.bias, parts)
+            heads = None if block is None else (block.order - from_column).view(block.heads, block.head_dim)
+            yield LastMap(each.path, heads, weight, last.bias, parts)
 
     def count_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.module.parameters())
