@@ -196,8 +196,7 @@ def test_a_yaml_shows_every_field_and_agrees_with_the_defaults(path: Path) -> No
     for key, value in settings.items():
         if key in required(cls):
             continue
-        expected = getattr(default, key)
-        assert value == (list(expected) if isinstance(expected, tuple) else expected), key
+        assert value == options.describe(getattr(default, key)), key
 
 
 def check_variant(path: Path, settings: dict[str, Any]) -> None:

@@ -3,16 +3,17 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import nan
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import pandas as pd
 
 from mhaprune.data import Data, Splits
+from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import Diverged
 from mhaprune.settings.options import describe, modules_of
-from mhaprune.settings.ranges import Checked
+from mhaprune.settings.ranges import Checked, Ge, Gt
 from mhaprune.storage.cache import Remember, sources, weights_digest
 from mhaprune.tables import VALID_QUALITY
 from mhaprune.wrapping.descent import Descent
@@ -102,6 +103,38 @@ class Recovery(Checked, ABC):
         """
 
 
+@dataclass(frozen=True)
+class ShortTraining(Checked):
+    """The settings of a training that goes on after the training of the dense model."""
+
+    steps: Annotated[int, Ge(1)] = 300
+    """Number of optimiser steps."""
+    learning_rate: Annotated[float | None, Gt(0)] = None
+    """The highest learning rate, reached after warm-up. None means 1e-3, or 5e-5 for a pretrained model."""
+    batch_size: Annotated[int | None, Ge(1)] = None
+    """Number of examples per step. None means the number in the training of the dense model, or 16 for a pretrained
+    model."""
+
+    def descent(self, lesson: RecoveryContext) -> Descent:
+        """Return the training of the dense model with these settings."""
+        usual = lesson.training
+        return replace(
+            usual,
+            steps=self.steps,
+            learning_rate=self.learning_rate or usual.fine_tuning_rate,
+            batch_size=self.batch_size or usual.batch_size,
+            warmup_steps=min(usual.warmup_steps, self.steps // 10),
+        )
+
+
+class Chooser(Recovery):
+    """A recovery that gets the whole model and also chooses the heads to remove."""
+
+    @abstractmethod
+    def keeping(self, heads: int) -> Self:
+        """Return a copy of this recovery that keeps this number of heads."""
+
+
 class RecoveryResult(NamedTuple):
     """The recovered model and the history of its training. If the training diverged: the pruned model without recovery,
     and a note."""
@@ -115,7 +148,7 @@ class RecoveryResult(NamedTuple):
 
 def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, remember: Remember) -> RecoveryResult:
     """Recover a pruned model. If the recovery has `kept`, an earlier result is taken from the cache. If the training
-    diverges, the model is returned as it was."""
+    diverges, the model is returned as it was. A `Chooser` returns a model with fewer heads."""
 
     def make(state: State | None, save: Callable[[State], None]) -> State:
         start = time.perf_counter()
@@ -128,6 +161,7 @@ def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, 
         seconds = float(history["seconds"].iloc[-1]) if len(history) and "seconds" in history else took
         return {
             "weights": model.module.state_dict(),
+            "heads": [str(head) for head in model.grid],
             "history": history.to_dict("list"),
             "note": "",
             "seconds": seconds,
@@ -144,6 +178,9 @@ def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, 
     content = remember("recovered", what, make) if recovery.kept else make(None, lambda state: None)
     model = left.copied()
     if content["weights"] is not None:
+        if len(content["heads"]) < len(left.grid):
+            kept = set(content["heads"])
+            model = left.without(HeadMask(left.grid, frozenset(head for head in left.grid if str(head) not in kept)))
         model.module.load_state_dict(content["weights"])
     return RecoveryResult(model, pd.DataFrame(content["history"]), content["note"], content.get("seconds", nan))
 

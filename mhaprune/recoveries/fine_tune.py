@@ -1,19 +1,19 @@
 """Train a pruned model a little longer."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
 import pandas as pd
 import torch
 
-from mhaprune.recoveries.base import Left, Recovery, RecoveryContext, State, left_digest
-from mhaprune.settings.ranges import Ge, Gt, Within
+from mhaprune.recoveries.base import Left, Recovery, RecoveryContext, ShortTraining, State, left_digest
+from mhaprune.settings.ranges import Within
 
 
 @dataclass(frozen=True)
-class FineTune(Recovery):
+class FineTune(ShortTraining, Recovery):
     """A recovery that trains the pruned model further.
 
     Warm-up takes at most a tenth of the steps. All other settings that are not listed here stay as they were in the
@@ -23,13 +23,6 @@ class FineTune(Recovery):
     for the next budget are chosen on it (Molchanov et al. 2017, figure 1).
     """
 
-    steps: Annotated[int, Ge(1)] = 300
-    """Number of optimiser steps."""
-    learning_rate: Annotated[float | None, Gt(0)] = None
-    """The highest learning rate, reached after warm-up. None means 1e-3, or 5e-5 for a pretrained model."""
-    batch_size: Annotated[int | None, Ge(1)] = None
-    """Number of examples per step. None means the number in the training of the dense model, or 16 for a pretrained
-    model."""
     when: Literal["after", "between"] = "after"
     """The time of the fine-tuning: `after` all heads are removed, or also `between` two budgets."""
     distillation: Annotated[float, Within(0, 1)] = 0.0
@@ -61,17 +54,8 @@ class FineTune(Recovery):
         self, lesson: RecoveryContext, left: Left, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Left, pd.DataFrame]:
         started = left if self.start is None else self.start(lesson, left, draw, None, lambda state: None)[0]
-        model, usual = started.copied(), lesson.training
-        training = replace(
-            usual,
-            steps=self.steps,
-            learning_rate=self.learning_rate or usual.fine_tuning_rate,
-            batch_size=self.batch_size or usual.batch_size,
-            warmup_steps=min(usual.warmup_steps, self.steps // 10),
-        )
-        objective = None
+        model, descent, splits, objective = started.copied(), self.descent(lesson), lesson.splits, None
         if self.distillation:
-            objective = partial(usual.distil, teacher=lesson.dense, share=self.distillation)
+            objective = partial(descent.distil, teacher=lesson.dense, share=self.distillation)
         torch.manual_seed(lesson.seed)
-        splits = lesson.splits
-        return model, training(model, splits.train, splits.valid, None, lesson.seed, state, save, objective)
+        return model, descent(model, splits.train, splits.valid, None, lesson.seed, state, save, objective)

@@ -2,23 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from mhaprune.data import Data
-from mhaprune.scorers.base import Scores
 from mhaprune.scorers.gate_training import TrainedGates
 from mhaprune.settings.ranges import Gt
-from mhaprune.subject import Subject
 
 TEMPERATURE, STRETCH = 1 / 3, 0.1
 LOGIT_BOUND = 4.6
 """The largest logit. Beyond it a gate is so certain that no gradient could change it."""
-FIRST_MULTIPLIER = 1e-3
-"""The first value of λ, the factor of the penalty on open gates, in nats per head. Each optimiser step multiplies λ
-(and does not add to it), because the importance of heads spans orders of magnitude."""
 
 
 @dataclass(frozen=True)
@@ -29,34 +23,32 @@ class HardConcrete(TrainedGates):
     the mean of P(s > 0) over the second half of the steps.
 
     The loss has the penalty λ · (x + x²/2), where x is the expected number of open gates minus the number wanted. λ
-    rises while x > 0 and falls while x < 0 (an augmented Lagrangian, after Wang et al. 2020). The number wanted falls
-    from all heads to `keep` over the first half of the steps. With a fixed λ instead, the number of open gates would
-    differ from model to model.
+    rises while x > 0 and falls while x < 0 (an augmented Lagrangian, after Wang et al. 2020). Each step multiplies λ
+    (and does not add to it), because the importance of heads spans orders of magnitude. The number wanted falls from
+    all heads to `keep` over the first half of the steps. With a fixed λ instead, the number of open gates would differ
+    from model to model.
     """
 
     multiplier_rate: Annotated[float, Gt(0)] = 0.02
     """The speed at which λ changes: each step multiplies it by exp(`multiplier_rate` · x)."""
 
-    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
-        num_heads = len(subject.grid)
-        target = self.heads_to_keep(num_heads)
-        multiplier = FIRST_MULTIPLIER
+    start: ClassVar[float] = 2.0
+    bound: ClassVar[float] = LOGIT_BOUND
 
-        def sample(logits_N: Tensor, batch: int, share: float, draw: torch.Generator) -> Tensor:
-            u_BN = torch.rand(batch, num_heads, generator=draw, dtype=torch.double).clamp(1e-6, 1 - 1e-6)
-            return stretched(((u_BN.log() - (-u_BN).log1p()).to(logits_N.device) + logits_N) / TEMPERATURE)
+    def sample(self, logits_N: Tensor, batch: int, share: float, draw: torch.Generator) -> Tensor:
+        u_BN = torch.rand(batch, len(logits_N), generator=draw, dtype=torch.double).clamp(1e-6, 1 - 1e-6)
+        return stretched(((u_BN.log() - (-u_BN).log1p()).to(logits_N.device) + logits_N) / TEMPERATURE)
 
-        def penalty(logits_N: Tensor, share: float) -> Tensor:
-            nonlocal multiplier
-            wanted = target + (num_heads - target) * max(0.0, 1 - 2 * share)
-            excess = probability_open(logits_N).sum() - wanted
-            multiplier *= math.exp(self.multiplier_rate * float(excess.detach()))
-            return multiplier * (excess + excess**2 / 2)
+    def penalty(self, logits_N: Tensor, share: float, multiplier: float) -> tuple[Tensor, float]:
+        heads, target = len(logits_N), self.heads_to_keep(len(logits_N))
+        wanted = target + (heads - target) * max(0.0, 1 - 2 * share)
+        excess = probability_open(logits_N).sum() - wanted
+        multiplier *= math.exp(self.multiplier_rate * float(excess.detach()))
+        return multiplier * (excess + excess**2 / 2), multiplier
 
-        initial = torch.full((num_heads,), 2.0)
-        logits, passes = self.train(subject, examples, seed, initial, sample, penalty, LOGIT_BOUND)
+    def scores(self, path: Tensor) -> Tensor:
         # Of gates that end shut at the bound the last logits are equal: the mean knows which of them held out longer.
-        return Scores(probability_open(logits[self.steps // 2 :]).mean(dim=0)[None], None, passes, passes)
+        return probability_open(path[len(path) // 2 :]).mean(dim=0)
 
 
 def stretched(logits: Tensor) -> Tensor:

@@ -6,11 +6,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from mhaprune.data import Data
-from mhaprune.scorers.base import Scores
 from mhaprune.scorers.gate_training import TrainedGates
 from mhaprune.settings.ranges import Gt
-from mhaprune.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -33,17 +30,11 @@ class Subset(TrainedGates):
                 f"end_temperature={self.end_temperature}: must be at most start_temperature={self.start_temperature}"
             )
 
-    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
-        num_heads = len(subject.grid)
-        keep = self.heads_to_keep(num_heads)
-
-        def sample(logits_N: Tensor, batch: int, share: float, draw: torch.Generator) -> Tensor:
-            temperature = self.start_temperature ** (1 - share) * self.end_temperature**share
-            noise_BN = torch.rand(batch, num_heads, generator=draw, dtype=torch.double).clamp(1e-12, 1 - 1e-12)
-            return relaxed_top_k(logits_N - (-noise_BN.log()).log().to(logits_N.device), keep, temperature)
-
-        logits, passes = self.train(subject, examples, seed, torch.zeros(num_heads), sample)
-        return Scores(logits[-1:], None, passes, passes)
+    def sample(self, logits_N: Tensor, batch: int, share: float, draw: torch.Generator) -> Tensor:
+        temperature = self.start_temperature ** (1 - share) * self.end_temperature**share
+        noise_BN = torch.rand(batch, len(logits_N), generator=draw, dtype=torch.double).clamp(1e-12, 1 - 1e-12)
+        logits_BN = logits_N - (-noise_BN.log()).log().to(logits_N.device)
+        return relaxed_top_k(logits_BN, self.heads_to_keep(len(logits_N)), temperature)
 
 
 def relaxed_top_k(logits_BN: Tensor, k: int, temperature: float) -> Tensor:

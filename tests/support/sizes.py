@@ -20,12 +20,16 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "hard_concrete": {"steps": 5},
         "integrated_gradients": {"steps": 3},
         "integrated_gradients_all": {"steps": 3},
+        "movement": {"steps": 5},
         "random": {"draws": 2},
         "shapley": {"evaluations": 80},
         "subset": {"steps": 5},
         "taylor_batch": {"batch_size": 8},
     },
-    "recovery": {f"fine_tune{kind}": {"steps": 2} for kind in ("", "_between", "_distil", "_refit")}
+    "recovery": {
+        f"fine_tune{kind}": {"steps": 2}
+        for kind in ("", "_between", "_distil", "_gates", "_gates_l0", "_gates_subset", "_refit")
+    }
     | {"from_scratch": {"draws": 2}},
     "experiment": {
         "ablate": {"latency_rounds": 2, "latency_batch": 4},

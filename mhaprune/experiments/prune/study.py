@@ -17,7 +17,7 @@ from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import time_removed
 from mhaprune.pruning.shift import shift_table
-from mhaprune.recoveries.base import left_digest
+from mhaprune.recoveries.base import Chooser, left_digest
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.training import training_curve
 from mhaprune.scorers.scoring import Scoring
@@ -51,7 +51,7 @@ class Prune(HeadBudgets, WithinTolerance):
     question = "How few heads are enough?"
     then = "`model_file=` with a file of `models/` in this folder studies a pruned model with any experiment."
     figures = (report.recovery_curves, report.worth, shift_quality, appendix(training_curve))
-    stages: ClassVar[Stages] = {"prune and recover": 450, "controls": 800, "time": 10, "prove": 1}
+    stages: ClassVar[Stages] = {"prune and recover": 450, "choosers": 300, "controls": 800, "time": 10, "prove": 1}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
     head_map = staticmethod(report.head_map)
@@ -78,6 +78,10 @@ class Prune(HeadBudgets, WithinTolerance):
                 for scorer in dict.fromkeys(plan.scorer for plan in plans):
                     choose = partial(choose_next, study, scorer, name)
                     found += trials.between(between, choose, budgets)
+        for name in track([n for n, recovery in study.recoveries.items() if isinstance(recovery, Chooser)], "choosers"):
+            chosen_while_trained = list(trials.choosing(name, budgets))
+            # The same heads removed from the model as it was, for comparison.
+            found += [*chosen_while_trained, *trials.after([trial.plan for trial in chosen_while_trained])]
         best = best_of_each_size(found)
         for name in track([n for n, recovery in study.recoveries.items() if recovery.control], "controls"):
             found += trials.controls(name, best)

@@ -12,7 +12,7 @@ from mhaprune.measure.outcomes import measure
 from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan, plan_columns, plan_words
 from mhaprune.pruning.removal import EquivalenceCheck
-from mhaprune.recoveries.base import Recovery, RecoveryContext, recover
+from mhaprune.recoveries.base import Chooser, Recovery, RecoveryContext, recover
 from mhaprune.storage.cache import Remember
 from mhaprune.subject import Subject
 from mhaprune.tables import NOTHING, join_names
@@ -50,7 +50,11 @@ class Trials:
     def after(self, plans: Sequence[Plan]) -> Iterator[Trial]:
         """Yield, for each plan, the pruned model without recovery, then after each recovery that acts at the end."""
         dense, equivalence = self.lesson.dense, EquivalenceCheck(self.lesson.dense, self.lesson.splits.report)
-        ends = [name for name, each in self.recoveries.items() if not each.between and not each.control]
+        ends = [
+            name
+            for name, each in self.recoveries.items()
+            if not each.between and not each.control and not isinstance(each, Chooser)
+        ]
         for plan in track(plans, "plan", name=plan_words):
             equivalence.prove(plan.mask)
             self.worst = max(self.worst, equivalence.worst)
@@ -72,13 +76,27 @@ class Trials:
             equivalence = EquivalenceCheck(left, self.lesson.splits.report)
             equivalence.prove(plan.mask)
             self.worst = max(self.worst, equivalence.worst)
-            whole = plan._replace(mask=HeadMask(dense.grid, frozenset(dense.grid) - frozenset(plan.mask.kept)))
             smaller = left.without(plan.mask)
+            whole = self._as_lost(plan, smaller)
             steps += self.recoveries[name].extra_steps if whole.mask.removed else 0
             done = self._recovered(whole, name if whole.mask.removed else NOTHING, smaller, 0, steps)
             seconds += done.columns["seconds"]
             yield done._replace(columns=done.columns | _identity(whole, name, 0) | {"seconds": seconds})
             left = done.model
+
+    def choosing(self, name: str, budgets: Sequence[int]) -> Iterator[Trial]:
+        """Yield the model of a `Chooser` at each budget, a number of heads removed. Its plan has the name of the
+        recovery in place of a scorer and a schedule."""
+        dense, chooser = self.lesson.dense, self.recoveries[name]
+        assert isinstance(chooser, Chooser)
+        whole = Plan(name, 0, name, HeadMask(dense.grid))
+        for budget in track(budgets, name, name=str):
+            if budget:
+                keeping = chooser.keeping(len(dense.grid) - budget)
+                yield self._recovered(whole, name, dense, 0, chooser.extra_steps, keeping)
+            else:
+                done = self._recovered(whole, NOTHING, dense.without(whole.mask), 0, 0)
+                yield done._replace(columns=done.columns | _identity(whole, name, 0))
 
     def controls(self, name: str, best: Sequence[Trial]) -> Iterator[Trial]:
         """Yield controls: models with the heads of the models `best`, trained from new weights."""
@@ -88,10 +106,15 @@ class Trials:
             left = self.lesson.dense.without(trial.plan.mask)
             yield self._recovered(trial.plan, name, left, draw, steps)
 
-    def _recovered(self, plan: Plan, name: str, left: Subject, draw: int, steps: int) -> Trial:
+    def _recovered(
+        self, plan: Plan, name: str, left: Subject, draw: int, steps: int, chooser: Chooser | None = None
+    ) -> Trial:
         splits, note, seconds, identity = self.lesson.splits, "", 0.0, _identity(plan, name, draw)
         if name != NOTHING:
-            left, history, note, seconds = recover(self.recoveries[name], self.lesson, left, draw, self.remember)
+            recovery = chooser or self.recoveries[name]
+            left, history, note, seconds = recover(recovery, self.lesson, left, draw, self.remember)
+            plan = self._as_lost(plan, left)
+            identity = _identity(plan, name, draw)
             where = {column: identity[column] for column in (*WAY, "draw")}
             self.histories.append(history.assign(heads_kept=len(left.grid), **where))
         reported = measure(left, splits.report)
@@ -102,6 +125,11 @@ class Trials:
         if control and note:  # if the control failed, the model kept its old weights
             columns |= {name: nan for name, value in columns.items() if isinstance(value, float)}
         return Trial(plan, left, columns)
+
+    def _as_lost(self, plan: Plan, left: Subject) -> Plan:
+        """Return the plan with the mask of all heads of the dense model that `left` does not have."""
+        grid = self.lesson.dense.grid
+        return plan._replace(mask=HeadMask(grid, frozenset(grid) - frozenset(left.grid)))
 
 
 def _identity(plan: Plan, recovery: str, draw: int) -> dict[str, Any]:
