@@ -55,12 +55,12 @@ def shift_quality(tables: Tables) -> Plot | None:
     axes.set_yticks(range(len(kinds)), kinds)
     axes.set_ylim(len(kinds) - 0.5, -0.5)
     worst = table.loc[table["drop"].idxmax()]
-    lost = f"{quality_name(tables)} falls by at most {plots.number(worst['drop'], 3)}"
+    lost = f"{plots.number(worst['drop'], 3)} of {quality_name(tables)}"
     if table[QUALITY].between(0, 1).all():  # a share
         axes.set_xlim(-0.03, 1.03)
-        lost = f"At most {plots.number(100 * worst['drop'], 1)} points are lost"
+        lost = f"{plots.number(100 * worst['drop'], 1)} points"
     axes.set_xlabel(quality_name(tables))
-    axes.set_title(plots.wrapped(f"{lost}, on: {worst['examples_of']}", 6.5))
+    axes.set_title(plots.wrapped(f"Most is lost on {worst['examples_of']}: {lost}", 6.5))
     plots.legend_above(figure, axes)
     caption = (
         f"{quality_name(tables).capitalize()} on examples of the usual kind and of other kinds, which were used neither"

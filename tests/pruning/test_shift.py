@@ -75,7 +75,7 @@ def test_a_sentence_compares_the_smallest_model_of_each_recovery_with_the_whole_
 def test_a_quality_that_is_no_share_is_not_in_points() -> None:
     negative = {"shift": table((about(4), 0.9))["shift"].assign(quality=lambda rows: rows["quality"] - 3)}
     (plot,) = draw((shift_quality,), negative)
-    assert plot.figure.axes[0].get_title() == "exact match falls by at most 0.600, on: longer"
+    assert plot.figure.axes[0].get_title() == "Most is lost on longer: 0.600 of exact match"
 
 
 def test_if_no_head_could_be_removed_nothing_is_said() -> None:
