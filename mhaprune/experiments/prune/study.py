@@ -62,6 +62,12 @@ class Prune(HeadBudgets, WithinTolerance):
         if any(schedule.scoring != "none" for schedule in setup.schedules.values()):
             setup.check_scorers()
         super().check(setup)
+        choosers = [name for name, recovery in setup.recoveries.items() if isinstance(recovery, Chooser)]
+        if choosers and self.removals(setup.grid)[-1] == len(setup.grid):
+            raise ValueError(
+                f"experiment.budgets={list(self.budgets)}: recovery=[{','.join(choosers)}] keeps at least one of"
+                f" {len(setup.grid)} heads"
+            )
 
     def __call__(self, study: Study) -> Findings:
         subject, splits = study.subject, study.splits
