@@ -35,7 +35,7 @@ class Double(SequenceTask):
     def transform(self, source):
         return [symbol for symbol in source for _ in range(2)]
 ''',
-    "deepest_first": """
+    "deepest": """
 from dataclasses import dataclass
 
 from mhaprune.heads import HeadMask
@@ -43,7 +43,7 @@ from mhaprune.schedules.base import Stepwise
 
 
 @dataclass(frozen=True)
-class DeepestFirst(Stepwise):
+class Deepest(Stepwise):
     @property
     def scoring(self):
         return "none"
@@ -124,7 +124,7 @@ SIZES = {"num_symbols": 6, "max_length": 4, "train": 200, "valid": 16, "score": 
 YAMLS = {
     "scorer/mine": SCORE_YAML.replace("mhaprune.scorers.", "stranger.").replace("scorer.peak\n", "scorer.mine\n"),
     "task/double": yaml.safe_dump({"_target_": "stranger.double.Double"} | SIZES),
-    "schedule/deepest_first": "# @package schedule.deepest_first\n_target_: stranger.deepest_first.DeepestFirst\nkeep_at_least: 0\n",
+    "schedule/deepest": "# @package schedule.deepest\n_target_: stranger.deepest.Deepest\nkeep_at_least: 0\n",
     "recovery/noise": "# @package recovery.noise\n_target_: stranger.noise.Noise\nsize: 0.1\n",
     "experiment/census": "_target_: stranger.census.Census\nleast: 1\n",
 }
@@ -181,13 +181,13 @@ def test_an_experiment_a_scorer_and_a_task_end_in_a_table_a_figure_and_a_sentenc
 def test_a_schedule_and_a_recovery_compete_with_those_of_the_package(conf: Path) -> None:
     plugins.allow(["stranger"])
     settings = [*small("task", "sort"), *small("experiment", "prune"), "experiment.budgets=[2,4]"]
-    ways = ["schedule=[deepest_first,one_shot]", "recovery=[noise]", "scorer=[mine]"]
+    ways = ["schedule=[deepest,one_shot]", "recovery=[noise]", "scorer=[mine]"]
     path, lines = run(conf, "experiment=prune", *settings, *ways)
     assert lines
     table = pd.read_csv(path / "recovery.csv")
-    assert set(table["schedule"]) == {"deepest_first", "one_shot"}
+    assert set(table["schedule"]) == {"deepest", "one_shot"}
     assert set(table["recovery"]) == {"nothing", "noise"}
-    mine = table[(table["schedule"] == "deepest_first") & (table["heads_removed"] == 2)]
+    mine = table[(table["schedule"] == "deepest") & (table["heads_removed"] == 2)]
     assert set(mine["removed"]) == {"encoder_self.0.0 encoder_self.0.1"}
     before, after = (mine.loc[mine["recovery"] == name, "loss"].item() for name in ("nothing", "noise"))
     assert before != after
