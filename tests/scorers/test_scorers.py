@@ -14,8 +14,10 @@ from mhaprune.scorers.ablation import Ablation, resample
 from mhaprune.scorers.all_but_one import AllButOne
 from mhaprune.scorers.confidence import Confidence
 from mhaprune.scorers.entropy import Entropy
+from mhaprune.scorers.fisher import Fisher
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.gate_output import GateOutput
+from mhaprune.scorers.knowledge import Knowledge
 from mhaprune.scorers.magnitude import Magnitude
 from mhaprune.scorers.random import Random
 from mhaprune.subject import Fallback
@@ -62,20 +64,36 @@ def test_gate_is_the_softmax_of_each_block(model: Seq2Seq, splits: Splits) -> No
 
 
 @torch.no_grad()
-def test_gate_output_is_the_loop_over_tokens(model: Seq2Seq, splits: Splits) -> None:
-    """The norm of what each head writes into the residual stream: computed by closing all the others."""
+def written_norms(model: Seq2Seq, examples: Examples) -> list[Tensor]:
+    """For each head the norm, at every token, of what it writes into the residual stream: computed by closing all the
+    others."""
     norms: dict[int, list[Tensor]] = {n: [] for n in range(len(model.grid))}
-    for one in one_by_one(splits.score):
+    for one in one_by_one(examples):
         for block, context in model.head_outputs(one).items():
             attention = model.attention_sublayers()[block].attention
             for head in (head for head in model.grid if head.block == block):
                 only = F.one_hot(torch.tensor(head.head), 3).double()
                 written = attention.merge(context, only) - attention.out_proj.bias
                 norms[model.grid.index(head)].append(written[0].norm(dim=-1))
+    return [torch.cat(norms[n]) for n in norms]
+
+
+@torch.no_grad()
+def test_gate_output_is_the_loop_over_tokens(model: Seq2Seq, splits: Splits) -> None:
     scores = GateOutput()(model, splits.score, seed=0)
-    torch.testing.assert_close(scores.values[0], torch.stack([torch.cat(norms[n]).mean() for n in norms]))
+    norms = written_norms(model, splits.score)
+    torch.testing.assert_close(scores.values[0], torch.stack([each.mean() for each in norms]))
     folded = GateOutput()(model.without(HeadMask(model.grid)), splits.score, seed=0)
     torch.testing.assert_close(folded.stderr, scores.stderr)
+
+
+def test_knowledge_is_half_of_fisher_and_the_mean_square_of_what_a_head_writes(model: Seq2Seq, splits: Splits) -> None:
+    sizes = torch.stack([each.square().mean() for each in written_norms(model, splits.score)]) / 12
+    fisher = Fisher()(model, splits.score, seed=0).values[0]
+    for factor in (0.0, 3.0):
+        scores = Knowledge(representation=factor)(model, splits.score, seed=0)
+        torch.testing.assert_close(scores.values[0], fisher / 2 + factor * sizes)
+        assert (scores.forward_passes, scores.backward_passes) == (2, 1)
 
 
 def test_random_draws_are_orders_and_seeded(model: Seq2Seq, splits: Splits) -> None:
