@@ -1,5 +1,6 @@
 """A fine-tuning that chooses its heads, against a fine-tuning of the model without them."""
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,6 +55,16 @@ def test_gates_that_are_shut_train_the_weights_of_the_smaller_model(lesson: Reco
     assert chosen.grid == tuned.grid
     assert output_difference(chosen, tuned, lesson.splits.report) < 1e-9
     assert output_difference(chosen, lesson.dense.without(gone), lesson.splits.report) > 1e-3, "it does train"
+
+
+def test_an_interrupted_one_goes_on_with_the_same_gates(lesson: RecoveryContext) -> None:
+    """From a state of late in the training, when Adam knows its past."""
+    recovery, states = FineTuneGates(steps=6, gates=HardConcrete(keep=6)), list[dict[str, Any]]()
+    whole = recovery(lesson, lesson.dense, 0, None, lambda state: states.append(copy.deepcopy(state)))[0]
+    (*_, late) = states
+    resumed = recovery(lesson, lesson.dense, 0, copy.deepcopy(late), states.append)[0]
+    assert resumed.grid == whole.grid
+    assert output_difference(resumed, whole, lesson.splits.report) == 0.0
 
 
 def test_heads_that_help_stay(lesson: RecoveryContext) -> None:

@@ -128,6 +128,7 @@ def test_movement_opens_exactly_so_many_heads_and_moves_the_closed_ones_too() ->
     wanted = [round(3 + 15 * max(0.0, 1 - 2 * step / 8) ** 3) for step in range(9)]
     assert wanted[0] == 18
     assert wanted[4:] == [3] * 5
+    assert (signs[seen[-1][0] == 1] == 1).all(), "those that moved up are open"
     for gates, count in zip(seen, wanted, strict=True):
         assert set(gates.unique().tolist()) <= {0.0, 1.0}
         assert gates.sum(dim=1).tolist() == [count] * 16
