@@ -30,6 +30,7 @@ class Fixed(TrainedGates):
         return torch.ones_like(logits_N).index_fill(0, torch.tensor(CLOSED), 0.0).expand(batch, -1) + 0 * logits_N
 
     def scores(self, path: Tensor) -> Tensor:
+        assert len(path) == 4, "one entry for each step"
         return self.sample(path[-1], 1, 1.0, torch.Generator())[0]
 
 
