@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 
@@ -14,7 +14,7 @@ from mhaprune.experiments.shift import shift_quality
 from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
 from mhaprune.measure.outcomes import measure
-from mhaprune.progress import Stages, doing, track
+from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of, removed_names
 from mhaprune.pruning.removal import prune, time_removed
 from mhaprune.pruning.shift import shift_table
@@ -57,7 +57,6 @@ class Ablate(HeadBudgets, WithinTolerance):
     )
     figures = (report.accuracy_curves, agreement, report.latency_curves, shift_quality, appendix(training_curve))
     figures_over_runs = (compare_curves,)
-    stages: ClassVar[Stages] = {"score": 1, "prune": 5, "time": 5, "recover": 3, "prove": 0.3}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
     head_map = staticmethod(report.head_map)
