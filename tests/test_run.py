@@ -197,7 +197,7 @@ def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) 
     one, two, three = (job.name for job in Sweep.read(sweep).jobs)  # type: ignore[union-attr]
     assert [read_status(sweep / job)["status"] for job in (one, two, three)] == ["done", "done", "failed"]
     assert list(pd.read_csv(sweep / "pruning.csv")["label"].unique()) == ["model.max_length=64", "model.max_length=32"]
-    assert {path.name for path in (sweep / "figures").iterdir()} == {"comparison.pdf", "headline.pdf"}
+    assert {path.name for path in (sweep / "figures").iterdir()} == {"headline.pdf"}
     page = (sweep / "report.html").read_text()
     assert "model.max_length=3 is not in here, failed: ValueError: model.max_length=3" in page
     assert "Traceback" in (sweep / three / "run.log").read_text()

@@ -19,7 +19,7 @@ from mhaprune.pruning.removal import prune, time_removed
 from mhaprune.pruning.shift import shift_table
 from mhaprune.recoveries.base import recover
 from mhaprune.reporting.plots import appendix
-from mhaprune.reporting.shared_figures import agreement, compare_curves
+from mhaprune.reporting.shared_figures import agreement
 from mhaprune.reporting.training import training_curve
 from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, heads_table
@@ -51,7 +51,6 @@ class Ablate(HeadBudgets, WithinTolerance):
         " smaller models and saves them."
     )
     figures = (report.accuracy_curves, agreement, report.latency_curves, shift_quality, appendix(training_curve))
-    figures_over_runs = (compare_curves,)
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
     head_map = staticmethod(report.head_map)
