@@ -7,11 +7,9 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.data import Splits
 from mhaprune.experiments.compare import report
 from mhaprune.experiments.compare.study import Compare, Regrets, winner_table
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import under_way
 from mhaprune.pruning.plans import Plan
 from mhaprune.runs.run import build
@@ -41,14 +39,6 @@ def folder(cache: Path) -> Path:
 @pytest.fixture(scope="module")
 def tables(folder: Path) -> Mapping[str, pd.DataFrame]:
     return tables_in(folder)
-
-
-@pytest.fixture(scope="module")
-def studied(folder: Path) -> tuple[Seq2Seq, Splits]:
-    """The model of the run and its data."""
-    study = build(compose(*overrides(folder.parent / "cache"))).study()
-    assert isinstance(study.subject, Seq2Seq)
-    return study.subject, study.splits
 
 
 def test_regret_is_what_the_oracle_has_more_on_the_report_split(tables: Mapping[str, pd.DataFrame]) -> None:
