@@ -135,17 +135,17 @@ def _show(steps: Sequence[Step], label: str, to: TextIO, bar: tqdm | None) -> No
 
 
 def line(steps: Sequence[Step], label: str = "") -> str:
-    """Return the progress line for these steps, for example `ablate on sort: recover 4 of 9, 12 of 24 heads, about 20 s
-    left: refit 3 of 8`. The time left is that of the outermost step that counts items."""
-    left, words = seconds_left(steps), [_words(step) for step in steps]
-    if left is not None:
-        words[_counted(steps)] += f", about {duration(left)} left"
+    """Return the progress line for these steps, for example `ablate on sort: recover 4 of 9, about 20 s left, 12 of 24
+    heads: refit 3 of 8`. The time left is that of the outermost step that counts items."""
+    left, counted = seconds_left(steps), _counted(steps)
+    words = [_words(step, left if place == counted else None) for place, step in enumerate(steps)]
     return ": ".join([label, *words] if label else words)
 
 
-def _words(step: Step) -> str:
+def _words(step: Step, left: float | None) -> str:
     count = f" {min(step.done + 1, step.total)} of {step.total}" if step.total is not None and step.total > 1 else ""
-    return ", ".join(filter(None, [step.what + count, step.on() if step.on is not None else "", step.note]))
+    time_left = "" if left is None else f"about {duration(left)} left"  # early, as a narrow terminal cuts the end
+    return ", ".join(filter(None, [step.what + count, time_left, step.on() if step.on is not None else "", step.note]))
 
 
 def _counted(steps: Sequence[Step]) -> int:

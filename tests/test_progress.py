@@ -146,7 +146,7 @@ def test_at_a_terminal_there_is_one_bar_that_is_gone_at_the_end() -> None:
         for _ in track(range(5), "prune", name=lambda i: f"plan {i}"):
             time.sleep(0.08)
     shares = [int(share) for share in re.findall(r"(\d+)%", to.getvalue())]
-    assert "prune 4 of 5, plan 3, about 10 s left" in to.getvalue()
+    assert "prune 4 of 5, about 10 s left, plan 3" in to.getvalue()
     assert shares == sorted(shares)
     assert shares[-1] > 50
     assert "\n" not in to.getvalue()
@@ -175,5 +175,5 @@ def test_a_run_at_a_terminal_shows_the_bar_and_ends_in_its_findings(tmp_path: Pa
     where = [f"cache={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"]
     code, said = at_a_terminal("experiment=ablate", *TINY, "training.steps=300", *where)
     assert code == 0
-    assert re.search(r"%\|.*ablate on sort: model: training \d+ of 300.*, about \d+ s left", said)
+    assert re.search(r"%\|.*ablate on sort: model: training \d+ of 300, about \d+ s left, loss", said)
     assert said.endswith("start with report.html\r\n")
