@@ -36,7 +36,7 @@ def test_inflection_is_learnt(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "heads"), [("reverse", 5), ("sort", 8)])
 def test_few_heads_are_enough_once_they_are_fine_tuned(tmp_path: Path, task: str, heads: int) -> None:
-    settings = [f"task={task}", "schedule=greedy", "recovery=fine_tune", f"experiment.budgets=[{heads} heads]"]
+    settings = [f"task={task}", "schedule=greedy", "recovery=fine_tune", f"experiment.budgets=[{24 - heads}]"]
     overrides = [*settings, "experiment.latency_rounds=1", f"cache={tmp_path / 'cache'}"]
     with RunFolder(tmp_path / "run").recorded() as folder:
         build(compose("experiment=prune", *overrides))(folder)

@@ -18,8 +18,6 @@ from mhaprune.progress import doing, duration, line, seconds_left, shown, track,
 from support import ROOT
 from support.sizes import TINY
 
-STAGES = {"model": 30, "score": 10, "prune": 20, "figures": 4}
-
 
 def said() -> list[tuple[str, int, int | None]]:
     return [(step.what, step.done, step.total) for step in list(under_way)]
@@ -62,7 +60,7 @@ def test_a_line_names_every_step_with_what_it_is_done_to() -> None:
     """A time to wait is a round number."""
     assert list(map(duration, (0, 44, 100, 7200))) == ["10 s", "40 s", "2 min", "2.0 h"]
     with doing("ablate on sort"), doing("prune", 3) as step, doing("masks") as inner:
-        assert seconds_left(list(under_way)) is None, "nothing is finished, and no stages are known"
+        assert seconds_left(list(under_way)) is None, "nothing is finished"
         step.on = lambda: "ablation, 6 of 24 heads removed"
         inner.note = "loss 0.5"
         assert line(list(under_way)) == "ablate on sort: prune 1 of 3, ablation, 6 of 24 heads removed: masks, loss 0.5"
@@ -82,62 +80,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return (found := Clock())
 
 
-def test_the_time_left_is_that_of_the_stages_to_come(clock: Clock) -> None:
-    with doing("run", stages=STAGES):
-        assert clock.left() == 64
-        with doing("model", 1), doing("training", 100) as training:
-            clock.now += 6
-            assert clock.left() == 24 + 34
-            training.done += 50
-            assert clock.left() == 6 + 34
-        assert clock.left() == 34
-        with doing("score"):
-            clock.now += 20
-            assert clock.left() is None, "it should be over, and nothing is known of how far it is"
-            assert line(list(under_way)) == "run: score"
-        # This machine takes twice as long.
-        assert clock.left() == 48
-        with doing("prune", 4) as step:
-            clock.now += 10
-            step.done += 1
-            assert clock.left() == 30 + 8
-        assert ", about 10 s left" in line(list(under_way))
-
-
-def test_without_stages_the_finished_share_tells_the_time_left(clock: Clock) -> None:
+def test_the_time_left_is_that_of_the_outermost_step_that_counts_by_its_finished_share(clock: Clock) -> None:
     with doing("ablation"), doing("batches", 4) as batches, doing("masks", 10) as masks:
+        assert clock.left() is None
         clock.now += 6
         masks.done += 2
         assert clock.left() == pytest.approx(114), "a twentieth took 6 s"
+        assert line(list(under_way)) == "ablation: batches 1 of 4, about 2 min left: masks 3 of 10"
         batches.done, masks.done = 2, 0
         assert clock.left() == pytest.approx(6)
+    with doing("ablation"), doing("prove"):
+        assert clock.left() is None, "nothing is counted"
 
 
-@pytest.mark.parametrize(("took", "left"), [(60, 68), (0.1, 34)], ids=["trained", "from the cache"])
-def test_a_slow_training_makes_what_follows_slow_and_a_cached_one_no_faster(
-    took: float, left: float, clock: Clock
-) -> None:
-    with doing("run", stages=STAGES):
-        with doing("model", 1):
-            clock.now += took
-        assert clock.left() == left
-
-
-def test_what_an_earlier_run_has_done_makes_this_one_no_faster_and_a_part_of_an_item_counts(clock: Clock) -> None:
-    with doing("run", stages={"model": 30}), doing("model", 1), doing("training", 100, done=80) as training:
+def test_what_an_earlier_run_has_done_makes_this_one_no_faster(clock: Clock) -> None:
+    with doing("run"), doing("training", 100, done=80) as training:
         clock.now += 6
         training.done += 5
-        assert clock.left() == 18, "15 steps, 5 of which have taken 6 s"
-    with doing("run", stages={"best subset": 30}), doing("best subset", 1), doing("subsets", 9, done=9):
+        assert clock.left() == pytest.approx(18), "15 steps, 5 of which have taken 6 s"
+    with doing("run"), doing("subsets", 9, done=9):
         assert clock.left() == 0
-
-    with doing("run", stages={"sizes": 30}), doing("sizes", 4) as sizes:
-        clock.now += 6
-        sizes.done += 2
-        assert clock.left() == 6
-        with doing("round", 2) as rounds:
-            rounds.done += 2
-            assert clock.left() == 2, "three of four items"
 
 
 class Terminal(io.StringIO):
@@ -155,13 +117,13 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("often")
 def test_a_file_gets_a_line_each_time_and_also_of_a_stage_that_calls_nothing() -> None:
     to = io.StringIO()
-    with shown("seed=1", to), doing("ablate on sort", stages=STAGES), doing("prune"):
+    with shown("seed=1", to), doing("ablate on sort"), doing("prune"):
         deadline = time.monotonic() + 10
         while to.getvalue().count("\n") < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
     lines = to.getvalue().splitlines()
     assert len(lines) >= 3
-    assert all(each.startswith("seed=1: ablate on sort, about 20 s left: prune") for each in lines)
+    assert set(lines) == {"seed=1: ablate on sort: prune"}
     assert not [thread for thread in threading.enumerate() if thread.name == "progress line"]
 
 
@@ -178,15 +140,13 @@ def test_within_another_there_is_one_line_and_without_a_stderr_none(monkeypatch:
 
 
 @pytest.mark.usefixtures("often")
-def test_at_a_terminal_there_is_one_bar_that_never_goes_back_and_is_gone_at_the_end() -> None:
+def test_at_a_terminal_there_is_one_bar_that_is_gone_at_the_end() -> None:
     to = Terminal()
-    with shown("", to), doing("ablate on sort", stages={"model": 0.1, "prune": 0.4, "figures": 0.1}):
-        with doing("model"):
-            time.sleep(0.15)
+    with shown("", to), doing("ablate on sort"):
         for _ in track(range(5), "prune", name=lambda i: f"plan {i}"):
             time.sleep(0.08)
     shares = [int(share) for share in re.findall(r"(\d+)%", to.getvalue())]
-    assert "prune 4 of 5, plan 3" in to.getvalue()
+    assert "prune 4 of 5, about 10 s left, plan 3" in to.getvalue()
     assert shares == sorted(shares)
     assert shares[-1] > 50
     assert "\n" not in to.getvalue()
@@ -215,5 +175,5 @@ def test_a_run_at_a_terminal_shows_the_bar_and_ends_in_its_findings(tmp_path: Pa
     where = [f"cache={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"]
     code, said = at_a_terminal("experiment=ablate", *TINY, "training.steps=300", *where)
     assert code == 0
-    assert re.search(r"%\|.*ablate on sort, about \d+ s left: model: training \d+ of 300", said)
+    assert re.search(r"%\|.*ablate on sort: model: training \d+ of 300, about \d+ s left, loss", said)
     assert said.endswith("start with report.html\r\n")

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import pandas as pd
 
 from mhaprune.heads import HeadGrid
-from mhaprune.progress import NO_STAGES, Stages, doing
+from mhaprune.progress import doing
 from mhaprune.pruning.removal import proofs
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.head_map import Verdict, heads_that_matter
@@ -78,9 +78,6 @@ class Experiment(Checked, ABC):
     """The figures of one run, in the order of the report."""
     figures_over_runs: ClassVar[Figures] = ()
     """The figures that compare several runs. Their tables have the columns `label` and `setting`."""
-    stages: ClassVar[Stages] = NO_STAGES
-    """The steps of the study in their order, each with the seconds that it takes on one slow core by default. The
-    progress line estimates the remaining time from these seconds."""
     recovers: ClassVar[bool] = False
     """Whether the experiment uses recoveries."""
     measures_shift: ClassVar[bool] = False

@@ -376,7 +376,7 @@ class Heads(ModelWithData):
         )
         title = f"The {self.subject.counted} of {type(self.subject.model).__name__}"
         title += ", each counted as one head" if isinstance(self.subject, UnitModel) else ""
-        with doing(title, stages=Ablate.stages):
+        with doing(title):
             findings = experiment(study)
             if tokenizer is not None:
                 study = replace(study, tokens=lambda batch: tokens_of(tokenizer, batch.as_given()))

@@ -130,7 +130,7 @@ def _table(name: str, frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _text(value: object) -> str:
+def as_text(value: object) -> str:
     """Return a value as text: numbers with four digits, empty for a missing value."""
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.4g}"
@@ -141,5 +141,5 @@ def fill(template: str, filters: Mapping[str, Callable[..., Any]] | None = None,
     """Return a template filled with `values`, which are escaped. Raises jinja2's UndefinedError for a missing value."""
     loader = PackageLoader("mhaprune.reporting", ".")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-    environment.filters |= {"text": _text, **(filters or {})}
+    environment.filters |= {"text": as_text, **(filters or {})}
     return environment.get_template(f"{template}.html.jinja").render(**values)

@@ -1,35 +1,16 @@
 """Figures that several experiments draw from tables of the same names."""
 
-from collections.abc import Mapping
 from math import isnan
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from matplotlib.axes import Axes
 
 from mhaprune.heads import SITES
 from mhaprune.reporting import plots
 from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, needs
 from mhaprune.scorers.agreement import with_reference
-from mhaprune.statistics.intervals import LEAST_RUNS, skewed_ends, student_interval
-from mhaprune.tables import (
-    HEAD,
-    LABEL,
-    MOMENTS,
-    QUALITY,
-    REFERENCE,
-    SETTING,
-    Tables,
-    candidates,
-    in_brackets,
-    quality_name,
-)
-
-MOST_LINES = 12
-"""Largest number of lines in one panel."""
-MOST_IN_TITLE = 4
-"""Largest number of scorers in the title of a figure, the best first."""
+from mhaprune.statistics.intervals import skewed_ends
+from mhaprune.tables import HEAD, MOMENTS, REFERENCE, Tables, candidates, in_brackets
 
 
 @needs("heads", "agreement")
@@ -71,60 +52,3 @@ def agreement(tables: Tables) -> Plot | None:
         " are enough for one."
     )
     return Plot("agreement", caption, figure)
-
-
-@needs("pruning")
-def compare_curves(tables: Tables) -> Plot | None:
-    """Draw exact match against the share of heads removed: a panel per scorer, and a line per setting, the mean of its
-    runs. None if there are too many settings to tell apart."""
-    pruning = tables["pruning"].assign(**{SETTING: setting_names(tables["pruning"])})
-    styles = {label: plots.line_style(i) for i, label in enumerate(pruning[SETTING].unique())}
-    if len(styles) > MOST_LINES:
-        return None
-    names = list(pruning["scorer"].unique())
-    few = len(names) <= 4
-    labels, size = ("share of heads removed", quality_name(tables)), (3.6, 2.9) if few else (2.5, 2.1)
-    figure, grid = plots.panelled(len(names), 2 if few else 4, size, (1.0, 0.6), *labels, sharex=True, sharey=True)
-    for axes, name in zip(grid, names, strict=True):
-        own = pruning[pruning["scorer"] == name]
-        for label, style in styles.items():
-            _draw_mean_curve(axes, own[own[SETTING] == label], label, style)
-        axes.set(ylim=(-0.03, 1.03), xticks=(0, 0.25, 0.5, 0.75, 1), xticklabels=("0", "", "0.5", "", "1"))
-        axes.set_title(name, fontsize=12 if few else 10)
-    lines = {line.get_label(): line for axes in grid for line in axes.get_lines()}
-    half = pruning["fraction_removed"].sub(0.5).abs()
-    near = pruning[half == half.groupby([pruning[SETTING], pruning["scorer"]]).transform("min")]
-    means = near.groupby("scorer")[QUALITY].mean().sort_values(ascending=False, kind="stable")[:MOST_IN_TITLE]
-    title = f"Mean {quality_name(tables)} without half of the heads: "
-    title += ", ".join(f"{name} {plots.number(mean, 2)}" for name, mean in means.items())
-    plots.legend_above(figure, [lines[label] for label in styles if label in lines], title)
-    caption = f"{quality_name(tables).capitalize()} on the report split against the share of heads removed, by scorer."
-    if (pruning.groupby(SETTING)[LABEL].nunique() > 1).any():
-        caption += " Lines are means over runs that differ only in their seed, a small point each; with three runs or"
-        caption += " more, bars are 95 % intervals."
-    else:
-        caption += " A line per run; small points are the draws of a control."
-    return Plot("comparison", caption, figure)
-
-
-def _draw_mean_curve(axes: Axes, rows: pd.DataFrame, label: str, style: Mapping[str, Any]) -> None:
-    """Draw the mean of runs, or of the draws of a single run, and each of them as a point; for enough runs also the
-    interval of the mean."""
-    if rows.empty:
-        return
-    several = rows[LABEL].nunique() > 1
-    each = rows.groupby([LABEL, "fraction_removed"])[QUALITY].mean() if several else rows.set_index("fraction_removed")
-    each = (each if several else each[QUALITY]).reset_index()
-    values = each.groupby("fraction_removed")[QUALITY]
-    axes.plot(each["fraction_removed"], each[QUALITY], ".", markersize=3, alpha=0.6, color=style["color"])
-    axes.plot(values.mean(), label=label, markersize=4, linewidth=1.3, **style)
-    if rows[LABEL].nunique() >= LEAST_RUNS:
-        ends = np.array([student_interval(own) for _, own in values]).T
-        if rows[QUALITY].between(0, 1).all():  # a share stays between 0 and 1
-            ends = np.clip(ends, 0, 1)
-        axes.vlines(list(values.groups), *ends, color=style["color"], linewidth=1)
-
-
-def setting_names(frame: pd.DataFrame) -> pd.Series:
-    """Return the name of each row's setting: the label of its run without the seed."""
-    return frame[SETTING].fillna("").replace("", "all runs")

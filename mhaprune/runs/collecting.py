@@ -1,7 +1,6 @@
 """Combine many run folders into one set of tables, figures and a report; damaged runs are left out and reported."""
 
 import os
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +71,7 @@ def collect(folders: Iterable[Path], out: Path, figure: FigureSettings | None = 
         held = {place for run in runs for place in (run.folder, *run.folder.parents)}
         lines += [f"{top} holds no run." for top in folders if top not in held]
         for name, frame in tables.items():
-            folder.write_table(name, no_formulas(frame))
+            folder.write_table(name, frame)
         folder.write_figures(plots)
         facts = _how_to_repeat(folders, out) | {"runs": str(len(runs))}
         title = title_of(runs, differ)
@@ -265,19 +264,3 @@ def _how_to_repeat(folders: Sequence[Path], out: Path) -> dict[str, str]:
     collecting = shlex.join(["python", "scripts/collect.py", *map(str, folders), "--out", str(out)])
     commands = {"command": "; ".join(sweeps)} if sweeps else {}
     return commands if sweeps and folders == [out] else commands | {"collected by": collecting}
-
-
-FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$)")
-"""A pattern for the beginning of a text (not a number) that a spreadsheet would take for a formula."""
-
-
-def no_formulas(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with a quote before each text that a spreadsheet would take for a formula."""
-
-    def plain(value: Any) -> Any:
-        return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
-
-    for name in frame.select_dtypes(exclude=["number", "bool"]):
-        if any(plain(value) is not value for value in frame[name].unique()):
-            frame = frame.assign(**{name: frame[name].map(plain)})
-    return frame.rename(columns=plain)

@@ -26,11 +26,6 @@ from mhaprune.tables import Tables
 
 RUN, COLLECTION = "run", "collection"
 """The two values of `kind` in a `status.json`: the folder holds a run, or a collection of runs."""
-MOST = 1000
-"""The largest number of settings of a run, and of columns of a table. More would take minutes to read, and no real run
-has more."""
-LARGEST = 10**12
-"""The largest absolute value of a number in a status that is accepted."""
 PLAIN = dict[str, str | int | float | bool | None]
 FIELDS: dict[str, Any] = {
     "status": str,
@@ -137,8 +132,6 @@ class FoundRun:
             raise Damaged(f"{name}: {error.strerror}") from None
         if checksum(data) != self.status["files"][name]:
             raise Damaged(f"{name} has changed since the run wrote it")
-        if name.endswith(".csv") and data.partition(b"\n")[0].count(b",") >= MOST:
-            raise Damaged(f"{name} has more than {MOST} columns")
         return data
 
 
@@ -155,11 +148,6 @@ def read_run(folder: Path) -> FoundRun:
     for name, kind in FIELDS.items():
         if name in status and not fits(kind, status[name]):
             return FoundRun(folder, {}, f"{name} in {path.name} must be {expected(kind)}")
-        value = status.get(name)
-        if isinstance(value, list | dict) and len(value) > MOST:
-            return FoundRun(folder, {}, f"{name} in {path.name} must hold at most {MOST}")
-        if isinstance(value, int | float) and abs(value) > LARGEST:
-            return FoundRun(folder, {}, f"{name} in {path.name} must be at most {LARGEST}")
     head_map = status.get("head_map") or {"title": "", "rows": []}
     if head_map.keys() != {"title", "rows"} or not set("".join(head_map["rows"])) <= set("01 "):
         return FoundRun(folder, {}, f"head_map in {path.name} must be a title and rows of 0, 1 and blanks")

@@ -1,7 +1,6 @@
 """A page with a table of runs that can be sorted and filtered: one file without server or network."""
 
 import itertools
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,10 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-import pandas as pd
-
 from mhaprune.reporting.head_map import thumbnail
-from mhaprune.reporting.page import fill
+from mhaprune.reporting.page import as_text, fill
 from mhaprune.runs.found import FoundRun
 from mhaprune.storage.store import inside
 
@@ -54,7 +51,7 @@ def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts:
     columns = [
         Column("state", states),
         *(Column(name, [mine.get(name, "") for mine in settings]) for name in own),
-        *(Column(name, [_shown(each.get(name)) for each in numbers], "n") for name in measured),
+        *(Column(name, [as_text(each.get(name)) for each in numbers], "n") for name in measured),
     ]
     return fill(
         "index",
@@ -68,7 +65,3 @@ def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts:
         shared=shared,
         facts=facts,
     )
-
-
-def _shown(value: float | None) -> str:
-    return "" if value is None or pd.isna(value) else f"{value:.4g}" if math.isfinite(value) else str(value)

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, get_type_hints
@@ -15,7 +14,7 @@ from mhaprune.experiments.results import Results, present
 from mhaprune.model.checkpoint import SavedModel, load
 from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training
-from mhaprune.progress import Step, doing, track
+from mhaprune.progress import doing, track
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
@@ -34,10 +33,8 @@ from mhaprune.tasks.base import Task
 
 log = logging.getLogger(__name__)
 
-MODEL, SHOW = "model", "figures and page"
-"""The first and the last stage of every run."""
-SECONDS_A_STEP = 0.05
-"""The usual time of a training step, for the first estimate of the time left; measured times soon replace it."""
+SHOW = "figures and page"
+"""The last step of every run, in the progress line."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +140,7 @@ class Run(Checked):
         folder.note(experiment=target(self.experiment), identity=self.identity, code=code_of(self.packages))
         environment = self.source.environment()
         folder.write("environment.json", as_json(environment))
-        with self._whole() as whole:
+        with doing(self._title):
             results = self._results()
             folder.note(checks=results.checks, trained_with=dict(results.trained_with))
             for name, frame in results.tables.items():
@@ -165,25 +162,17 @@ class Run(Checked):
                 }
                 folder.write("report.html", results.page(facts).encode())
             folder.note(findings=results.sentences, head_map=results.small_map and results.small_map._asdict())
-            folder.note(stages={name: round(seconds, 3) for name, seconds in whole.spent.items()})
         return results
 
     def results(self) -> Results:
         """Train or load the model, run the experiment, return its results. Only the cache is written."""
-        with self._whole():
+        with doing(self._title):
             return self._results()
 
-    def _whole(self) -> AbstractContextManager[Step]:
-        """Return a context in which the progress line shows the stages of the run."""
-        stages = self.experiment.stages or {option_name(self.experiment): 5}
-        model = 30.0 if self.training is None else SECONDS_A_STEP * self.training.steps
-        return doing(self._title, stages={MODEL: model, **stages, SHOW: 3})
-
     def _results(self) -> Results:
-        with doing(MODEL, 1):
+        with doing("model"):
             study = self.study()
-        with nullcontext() if self.experiment.stages else doing(option_name(self.experiment), 1):
-            findings = self.experiment(study)
+        findings = self.experiment(study)
         with doing(SHOW):
             return present(self.experiment, study, findings, self._title, self.identity)
 

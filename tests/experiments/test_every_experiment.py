@@ -18,7 +18,7 @@ from mhaprune.reporting.sentences import if_poor
 from mhaprune.reporting.settings import setting
 from mhaprune.reporting.words import words
 from mhaprune.runs.found import read_run
-from mhaprune.runs.run import MODEL, SHOW, build
+from mhaprune.runs.run import build
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.tables import Tables
@@ -59,14 +59,6 @@ def test_it_ends_in_sentences_that_the_tables_alone_give(done: Done) -> None:
     for name, frame in done.tables.items():
         assert set(frame["run"]) <= {status["identity"]["run"]}, name
         assert [column for column in frame if not words().column(column)] == [], name
-
-
-def test_its_stages_come_in_the_order_that_it_says(done: Done) -> None:
-    """The progress line tells the time that is left by them. A run need not have all, as it need not train again."""
-    said = [MODEL, *(done.kind.stages or [done.folder.name]), SHOW]
-    noted = list(read_status(done.folder)["stages"])
-    assert noted == [stage for stage in said if stage in noted]
-    assert {MODEL, SHOW} < set(noted)
 
 
 def test_every_figure_has_something_to_draw_and_a_name_of_its_own(done: Done) -> None:

@@ -22,7 +22,7 @@ KNOWN = {REFERENCE, NOTHING, DENSE, DENSE_AGAIN, BEST_OF_SIZE}
 """Names that the code gives."""
 CHOSEN_BY_USERS = ("scorer", "other", "schedule", "recovery", "first", "choice")
 """The columns of names that a user may choose."""
-BY_SIZE = ("pruning", "recovery", "recovered", "answers", "oracle", "together")
+BY_SIZE = ("pruning", "recovery", "recovered", "oracle", "together")
 """The tables with a row per budget."""
 
 

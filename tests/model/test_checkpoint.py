@@ -191,19 +191,6 @@ def test_weights_that_are_not_finite_are_named(pruned: Seq2Seq, file: Path, tmp_
         mhaprune.load(path)
 
 
-def test_a_file_runs_no_code(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-
-    class Harmful:
-        def __reduce__(self) -> Any:
-            return Path.touch, (tmp_path / "harm",)
-
-    torch.save({"format": Harmful()}, path)
-    with pytest.raises(ValueError, match="no saved model at all"):
-        load(str(path))
-    assert not (tmp_path / "harm").exists()
-
-
 def test_what_the_file_brings_cannot_be_overridden(file: Path, tmp_path: Path) -> None:
     output = f"hydra.run.dir={tmp_path / 'run'}"
     done = run_here(main, "experiment=evaluate", f"model_file={file}", "++training.steps=3", output)

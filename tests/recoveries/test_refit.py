@@ -299,30 +299,20 @@ def test_few_tokens_of_nothing_give_the_bias_alone() -> None:
     torch.testing.assert_close(bias, missing.mean(dim=0))
 
 
+@pytest.mark.parametrize(("inputs", "ridges"), [(60, [1e-3, 100.0]), (8, [1e-3, 1.0, 100.0])])
 @torch.no_grad()
-def test_with_few_tokens_the_ridge_is_chosen_on_parts_that_are_held_out() -> None:
+def test_of_several_ridges_the_one_that_holds_on_parts_that_are_held_out_is_taken(
+    inputs: int, ridges: list[float]
+) -> None:
+    """With more inputs than tokens and with fewer. Noise is best left alone, and what is so in all parts followed."""
     draw = torch.Generator().manual_seed(0)
-    truth = torch.randn(60, 3, generator=draw).double()
+    truth = torch.randn(inputs, 3, generator=draw).double()
     for noise, expected in ((100.0, 100.0), (0.0, 1e-3)):
-        read = [torch.randn(10, 60, generator=draw).double() for _ in range(5)]
+        read = [torch.randn(10, inputs, generator=draw).double() for _ in range(5)]
         parts = [(A, A @ truth + noise * torch.randn(10, 3, generator=draw).double()) for A in read]
-        chosen, told = (torch.zeros(3, 60).double() for _ in range(2))
-        correct(chosen, torch.zeros(3).double(), parts, [1e-3, 100.0])
+        chosen, told = (torch.zeros(3, inputs).double() for _ in range(2))
+        correct(chosen, torch.zeros(3).double(), parts, ridges)
         correct(told, torch.zeros(3).double(), parts, expected)
-        torch.testing.assert_close(chosen, told)
-
-
-@torch.no_grad()
-def test_of_several_ridges_the_one_that_holds_elsewhere_is_taken() -> None:
-    """Noise is best left alone, and what is so in all parts is best followed."""
-    draw = torch.Generator().manual_seed(0)
-    truth = torch.randn(8, 3, generator=draw).double()
-    for noise, expected in ((100.0, 100.0), (0.0, 1e-3)):
-        read = [torch.randn(10, 8, generator=draw).double() for _ in range(5)]
-        parts = [(A, A @ truth + noise * torch.randn(10, 3, generator=draw).double()) for A in read]
-        chosen, told = (torch.zeros(3, 8).double() for _ in range(2))
-        correct(chosen, None, parts, [1e-3, 1.0, 100.0])
-        correct(told, None, parts, expected)
         torch.testing.assert_close(chosen, told)
 
 

@@ -64,7 +64,7 @@ def test_runs_are_combined_and_told_apart_by_what_differs(tmp_path: Path) -> Non
     assert (table["run"] == "abc").all()
     assert any(line.startswith("num_heads=8: 9 of 24 heads can go") for line in lines)
     drawn = {path.name for path in (tmp_path / "sweep" / "figures").iterdir()}
-    assert drawn == {f"{name}.{form}" for name in ("comparison", "headline") for form in ("png", "svg")}
+    assert drawn == {"headline.png", "headline.svg"}
     assert "num_heads=4" in (tmp_path / "sweep" / "report.html").read_text()
     collect([tmp_path / "sweep"], tmp_path / "out", FigureSettings(format=("pdf",)))
     assert {path.suffix for path in (tmp_path / "out" / "figures").iterdir()} == {".pdf"}
@@ -169,6 +169,7 @@ def test_runs_of_an_older_or_unknown_kind_are_named_in_a_line_each(tmp_path: Pat
 @pytest.mark.collected_figures
 def test_every_experiment_says_and_draws_what_its_own_runs_found(tmp_path: Path) -> None:
     make_run(tmp_path / "a", num_heads=2)
+    make_run(tmp_path / "c", num_heads=8)
     with RunFolder(tmp_path / "b").recorded() as folder:
         identity = {"run": "x", "task": "sort", "num_heads": 4}
         folder.note(kind="run", experiment=target(Train()), identity=identity, findings=["0.500 exact match"])
@@ -176,13 +177,13 @@ def test_every_experiment_says_and_draws_what_its_own_runs_found(tmp_path: Path)
         folder.write_table("accuracy", pd.DataFrame([row]))
         folder.write_table("pruning", pd.DataFrame({"steps": [1]}))
     lines = collect([tmp_path], tmp_path / "out")
-    assert lines[0] == "2 runs of 2 experiments; each is compared with those of its kind."
+    assert lines[0] == "3 runs of 2 experiments; each is compared with those of its kind."
     assert lines[1].startswith("experiment=ablate, num_heads=2: 9 of 24")
-    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["experiment"]) == ["ablate", "train"]
-    assert lines[2].startswith("experiment=train, num_heads=4: 0.500 exact match")
+    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["experiment"]) == ["ablate", "train", "ablate"]
+    assert lines[3].startswith("experiment=train, num_heads=4: 0.500 exact match")
     names = {path.stem for path in (tmp_path / "out").glob("*.csv")}
     assert names == {"runs", "ablate-pruning", "ablate-summary", "train-accuracy", "train-pruning"}
-    assert (tmp_path / "out" / "figures" / "ablate-comparison.png").exists()
+    assert (tmp_path / "out" / "figures" / "ablate-headline.png").exists()
 
 
 def test_what_cannot_be_collected_is_refused(tmp_path: Path) -> None:

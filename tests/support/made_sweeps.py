@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +30,11 @@ class Bench:
         """What the job with these settings does."""
         self.at_once = 1000
         """After so many jobs the launcher is lost."""
-        self.tables: Callable[[Job], Mapping[str, pd.DataFrame]] = lambda job: {
-            "pruning": pruning_table(),
-            "summary": summary().assign(tolerance=0.01),
-        }
-        """What a job finds."""
 
     def __call__(self, *settings: str, **orders: Any) -> None:
         """The sweep over settings of the form `seed=0,1`."""
-        self.over(list(map(list, itertools.product(*(self._each(one) for one in settings)))), **orders)
-
-    def over(self, jobs: list[list[str]], **orders: Any) -> None:
-        """The sweep over these jobs."""
         self.how = SweepSettings(sweep="mine", **orders)
-        do_sweep(self.root, jobs, [], self.how, self)
+        do_sweep(self.root, list(map(list, itertools.product(*map(self._each, settings)))), [], self.how, self)
 
     @staticmethod
     def _each(setting: str) -> list[str]:
@@ -71,8 +62,8 @@ class Bench:
         folder.note(experiment=target(Ablate()), identity=identity, code=code_of(["mhaprune.tables"]))
         folder.note(findings=["9 of 24 heads can go."])
         self.wrong.get(job.label, lambda: None)()
-        for name, table in self.tables(job).items():
-            folder.write_table(name, table)
+        folder.write_table("pruning", pruning_table())
+        folder.write_table("summary", summary().assign(tolerance=0.01))
         return Results("", {}, {}, ["done"], {}, {}, {})
 
     def done(self) -> list[str]:

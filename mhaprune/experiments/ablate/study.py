@@ -2,25 +2,24 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 
 from mhaprune.experiments.ablate import report
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, the_one, with_proofs
 from mhaprune.experiments.can_go import most_removed, summary_of
-from mhaprune.experiments.examples import shown_by
 from mhaprune.experiments.shift import shift_quality
 from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
 from mhaprune.measure.outcomes import measure
-from mhaprune.progress import Stages, doing, track
+from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of, removed_names
 from mhaprune.pruning.removal import prune, time_removed
 from mhaprune.pruning.shift import shift_table
 from mhaprune.recoveries.base import Chooser, recover
 from mhaprune.reporting.plots import appendix
-from mhaprune.reporting.shared_figures import agreement, compare_curves
+from mhaprune.reporting.shared_figures import agreement
 from mhaprune.reporting.training import training_curve
 from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, heads_table
@@ -28,15 +27,11 @@ from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
 from mhaprune.tables import NOTHING
 
-ANSWERED = ("scorer", "recovery", "heads_total", "heads_removed")
-"""The columns that identify a model in the table `answers`."""
-
 
 @dataclass(frozen=True)
 class Ablate(HeadBudgets, WithinTolerance):
-    """Scorers × budgets: tables `summary`, `heads`, `pruning`, `agreement`, `latency` and `training`; `recovered`,
-    models after a recovery (by default a refit); and `answers`, the answers of mhaprune's own model with fewer and
-    fewer heads.
+    """Scorers × budgets: tables `summary`, `heads`, `pruning`, `agreement`, `latency` and `training`; and
+    `recovered`, models after a recovery (by default a refit).
 
     For every scorer, `summary` has the pruned model with the most heads removed that loses at most `tolerance` of exact
     match on the *choose* split, and its exact match on the *report* split. `heads_removed_sure` heads can be removed at
@@ -56,8 +51,6 @@ class Ablate(HeadBudgets, WithinTolerance):
         " smaller models and saves them."
     )
     figures = (report.accuracy_curves, agreement, report.latency_curves, shift_quality, appendix(training_curve))
-    figures_over_runs = (compare_curves,)
-    stages: ClassVar[Stages] = {"score": 1, "prune": 5, "time": 5, "recover": 3, "prove": 0.3}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
     head_map = staticmethod(report.head_map)
@@ -90,7 +83,7 @@ class Ablate(HeadBudgets, WithinTolerance):
         pruning = with_times(pruning, latency)
         furthest = most_removed(summary_table(pruning, self.tolerance))["scorer"]
         chosen = [plan for plan in first if plan.scorer == furthest]
-        recovered, answers = recover_and_answer(study, chosen)
+        recovered = recovered_table(study, chosen)
         curves = [pruning]
         if len(recovered):
             recovered = with_times(recovered, latency)
@@ -104,34 +97,25 @@ class Ablate(HeadBudgets, WithinTolerance):
             "agreement": rank_agreement(heads),
             "latency": latency,
             **study.training_table,
-            **({"answers": answers} if len(answers) else {}),
             **shift_table(subject, splits, removed_most(study, chosen, summary[summary["scorer"] == furthest])),
         }
         return with_proofs(study, tables, difference)
 
 
-def recover_and_answer(study: Study, plans: Sequence[Plan]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Prune by each plan, recover the model, and return two tables. The first has rows as in `pruning`. The second has
-    answers of mhaprune's own model to the first example, also without a recovery. The dense model is not recovered."""
+def recovered_table(study: Study, plans: Sequence[Plan]) -> pd.DataFrame:
+    """Prune by each plan and recover the model. Return rows as in `pruning`. The dense model is not recovered."""
     subject, splits, lesson = study.subject, study.splits, study.lesson()
-    rows, answers = list[dict[str, Any]](), list[dict[str, Any]]()
+    rows = list[dict[str, Any]]()
     dense = measure(subject.without(HeadMask(subject.grid)), splits.choose)
-    for name in track([*([NOTHING] if study.origin else []), *study.recoveries], "recover"):
+    for name, recovery in track(study.recoveries.items(), "recover"):
         for plan in track(sorted(plans, key=lambda plan: len(plan.mask.removed)), name, name=plan_words):
             left, note = subject.without(plan.mask), ""
-            if name != NOTHING and plan.mask.removed:
-                left, _, note, _ = recover(study.recoveries[name], lesson, left, 0, study.remember)
-            columns = plan_columns(plan) | {"recovery": name}
-            if study.origin is not None:
-                own: Any = left
-                [shown] = shown_by(own, study.origin, [0])
-                said = {"source": shown.source, "answer": shown.answer, "right_answer": shown.right}
-                answers.append({key: columns[key] for key in ANSWERED} | said)
-            if name != NOTHING:
-                columns |= accuracy_columns(measure(left, splits.report))
-                columns |= choose_columns(measure(left, splits.choose), dense)
-                rows.append(columns | size_columns(left, splits.report) | {"note": note})
-    return pd.DataFrame(rows), pd.DataFrame(answers)
+            if plan.mask.removed:
+                left, _, note, _ = recover(recovery, lesson, left, 0, study.remember)
+            columns = plan_columns(plan) | {"recovery": name} | accuracy_columns(measure(left, splits.report))
+            columns |= choose_columns(measure(left, splits.choose), dense)
+            rows.append(columns | size_columns(left, splits.report) | {"note": note})
+    return pd.DataFrame(rows)
 
 
 def removed_most(

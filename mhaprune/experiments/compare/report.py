@@ -14,7 +14,6 @@ from mhaprune.reporting.headline import Number
 from mhaprune.reporting.heat_map import LOST, heat_map
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, elided, needs, number
 from mhaprune.reporting.sentences import points_over_runs
-from mhaprune.reporting.shared_figures import setting_names
 from mhaprune.statistics.intervals import LEAST_RUNS, student_interval
 from mhaprune.tables import CHOOSE_QUALITY, ENDS, LABEL, QUALITY, SETTING, UNINFORMED, Tables, quality_name
 
@@ -177,7 +176,9 @@ def regret_map(tables: Tables) -> Plot | None:
 def compare_methods(tables: Tables) -> Plot:
     """Draw the regret of each scorer against the best subset: a dot per run, and the mean with its interval."""
     methods = tables["methods"].dropna(subset=[REGRET])
-    methods = methods.assign(points=100 * methods[REGRET], **{SETTING: setting_names(methods)})
+    methods = methods.assign(
+        points=100 * methods[REGRET], **{SETTING: methods[SETTING].fillna("").replace("", "all runs")}
+    )
     chosen = methods.groupby("scorer", sort=False)[CHOOSE_QUALITY].mean()
     names = list(chosen.sort_values(ascending=False, kind="stable").index)
     settings = list(methods.groupby(SETTING, sort=False))

@@ -6,7 +6,7 @@ Dimensions: E = examples of the report split.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ from mhaprune.experiments.base import Findings, HeadBudgets, Setup, with_proofs
 from mhaprune.experiments.compare import report
 from mhaprune.experiments.compare.report import passes
 from mhaprune.heads import HeadMask
-from mhaprune.progress import Stages, doing, track
+from mhaprune.progress import doing, track
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning.plans import COSTS, Choice, Plan, choices
 from mhaprune.pruning.removal import prune
@@ -88,7 +88,6 @@ class Compare(HeadBudgets):
     then = "`experiment=ablate scorer=[NAME]` removes heads by the score that you choose."
     figures = (report.regret_map, appendix(training_curve))
     figures_over_runs = (report.compare_methods,)
-    stages: ClassVar[Stages] = {"score": 300, "best subset": 80, "prune": 15, "prove": 1}
     say = staticmethod(report.say)
     say_in_common = staticmethod(report.over_runs)
     headline = staticmethod(report.headline)
@@ -114,12 +113,12 @@ class Compare(HeadBudgets):
         subject, splits = study.subject, study.splits
         budgets = self.removals(subject.grid)
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
-        with doing("score", 1):
+        with doing("score"):
             compared = self._contestants(study, scoring)
             heads = heads_table(scoring, study.scorers)
         plans = [plan for choice in compared.values() for plan in choice.plans]
         masks = [plan.mask for plan in plans]
-        with doing("best subset", 1):
+        with doing("best subset"):
             oracle = find_best(
                 subject, splits.choose, budgets, self.oracle, self.beam_width, masks, remember=study.remember
             )

@@ -5,7 +5,7 @@ Dimensions: E = examples of a split, N = all heads, M = 1 + N: first all heads o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from mhaprune.experiments.explain.patterns import observe
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure.columns import interval_for
 from mhaprune.measure.outcomes import measure
-from mhaprune.progress import Stages, doing
+from mhaprune.progress import doing
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.shared_figures import agreement
@@ -53,7 +53,6 @@ class Explain(Experiment):
     """The largest cost of a prunable head, in nats of mean loss."""
 
     reads_example = True
-    stages: ClassVar[Stages] = {"score": 1, "patterns": 0.4, "close each head": 1, "show": 0.4, "prove": 0.5}
     question = "What does every head look at, and what breaks without it?"
     then = "`experiment=ablate` removes heads; `experiment=interact` shows which of them stand in for each other."
     figures = (

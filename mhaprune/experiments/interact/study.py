@@ -6,7 +6,7 @@ Dimensions: E = examples of the report split, N = all heads, P = pairs of them, 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from mhaprune.experiments.interact import report
 from mhaprune.experiments.interact.report import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import BATCH_SIZE, measure_removed
-from mhaprune.progress import Stages, doing, track
+from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.scorers.scoring import Scoring, head_columns
@@ -52,7 +52,6 @@ class Interact(Experiment):
         " that stand in for each other one stays."
     )
     figures = (report.interactions, report.together)
-    stages: ClassVar[Stages] = {"score": 1, "pairs": 7, "prove": 1}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
 

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 from itertools import product
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pandas as pd
 
@@ -12,7 +12,7 @@ from mhaprune.experiments.speed import report
 from mhaprune.experiments.speed.matchup import Matchup, Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.times import device_name
-from mhaprune.progress import Stages, doing
+from mhaprune.progress import doing
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.removal import prune, time_removed
 from mhaprune.schedules.budgets import heads_to_remove
@@ -52,8 +52,7 @@ class Speed(HeadBudgets):
 
     question = "How much faster is the model with fewer heads, and at which size?"
     then = "`experiment=ablate` shows which heads can be removed, and what that costs."
-    figures = (report.speedup_curves, report.accuracy_milliseconds)
-    stages: ClassVar[Stages] = {"sizes": 30, "trained model": 23, "prove": 1}
+    figures = (report.speedup_curves,)
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
 

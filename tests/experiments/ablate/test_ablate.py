@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.data import EOS
 from mhaprune.experiments.ablate.study import summary_table
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure.outcomes import measure
@@ -121,21 +120,3 @@ def test_several_recoveries_have_rows_of_their_own(cache: Path) -> None:
     assert set(several) - set(none) == {"recovered"}
     exact = ["scorer", "draw", "heads_removed", "quality", "choose_loss"]
     pd.testing.assert_frame_equal(none["pruning"][exact], several["pruning"][exact])
-
-
-def test_the_answers_are_those_of_the_models_without_the_heads(
-    tables: Mapping[str, pd.DataFrame], study: Study
-) -> None:
-    report, decode = study.trained.splits.report, study.trained.task.vocabulary.decode
-    pruning, answers = tables["pruning"], tables["answers"]
-    (scorer,) = answers["scorer"].unique()
-    first_draw = pruning[(pruning["scorer"] == scorer) & (pruning["draw"] == 0)].set_index("heads_removed")
-    assert set(answers["right_answer"]) == {" ".join(decode(report.target[0].tolist()))}
-    assert set(answers["recovery"]) == {"nothing", "refit"}
-    for recovery, own in answers.groupby("recovery"):
-        assert list(own["heads_removed"]) == sorted(first_draw.index)
-        for row in own.to_dict("records"):
-            left = left_by(first_draw.loc[row["heads_removed"]], study, str(recovery))
-            said = left.decode_greedily(report.source[:1], left.config.max_length, stop=True)
-            ids = said[0].tolist()
-            assert row["answer"].split() == decode(ids[: ids.index(EOS)] if EOS in ids else ids)

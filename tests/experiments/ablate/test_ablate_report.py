@@ -11,9 +11,8 @@ from mhaprune.experiments.ablate.report import latency_curves
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.reporting.shared_figures import agreement
-from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import Tables
-from support.made_tables import all_tables, pruning_table, refitted, said_over_runs, summary, text_of
+from support.made_tables import all_tables, refitted, said_over_runs, summary, text_of
 
 
 def drawn(tables: Tables) -> Iterator[Plot]:
@@ -24,10 +23,6 @@ def drawn(tables: Tables) -> Iterator[Plot]:
 def plots() -> dict[str, Plot]:
     """All figures of all tables."""
     return {plot.name: plot for plot in drawn(all_tables())}
-
-
-def over_runs(tables: Tables) -> dict[str, Plot]:
-    return {plot.name: plot for plot in draw(Ablate.figures_over_runs, tables)}
 
 
 def test_a_recovery_is_drawn_beside_the_curve_of_its_scorer() -> None:
@@ -78,32 +73,6 @@ def test_what_cannot_be_drawn_is_left_out(missing: str, plots: dict[str, Plot]) 
     tables = all_tables()
     del tables[missing]
     assert 0 < len(list(drawn(tables))) < len(plots)
-
-
-def test_runs_that_differ_in_their_seed_are_one_line_with_an_interval() -> None:
-    """A setting keeps its colour in every panel, and more settings than can be told apart are not drawn."""
-    pruning = pd.concat(
-        pruning_table(heads).assign(setting=f"num_heads={heads}", label=f"num_heads={heads}, seed={seed}", seed=seed)
-        for heads in (2, 4)
-        for seed in range(3)
-    )
-    pruning["quality"] += pruning["seed"] / 100
-    figure = over_runs({"pruning": pruning})["comparison"].figure
-    lines = [line for axes in figure.axes for line in axes.get_lines() if not line.get_label().startswith("_")]
-    assert len(lines) == 2 * 3, "two settings and three scorers"
-    assert len({(line.get_label(), line.get_color()) for line in lines}) == 2
-    own = pruning.query("scorer == 'gate' and setting == 'num_heads=4' and heads_removed == 2")["quality"]
-    line = next(line for line in figure.axes[0].get_lines() if line.get_label() == "num_heads=4")
-    assert np.asarray(line.get_ydata())[1] == pytest.approx(own.mean())
-    [_, bars] = figure.axes[0].collections
-    [middle] = [path.vertices for path in bars.get_paths() if path.vertices[0, 0] == 0.5]
-    np.testing.assert_allclose(middle[:, 1], student_interval(own))
-    dots = {tuple(dot) for line in figure.axes[0].get_lines() for dot in line.get_xydata() if line.get_marker() == "."}
-    assert {(0.5, value) for value in own} <= dots, "every run is to be seen"
-    two = over_runs({"pruning": pruning.query("seed < 2")})["comparison"].figure
-    assert not two.axes[0].collections, "no interval of two runs"
-    many = [pruning.assign(setting=f"width={i}", label=f"width={i}") for i in range(31)]
-    assert not over_runs({"pruning": pd.concat(many)})
 
 
 PLAIN = summary().assign(recovery="nothing", heads_removed_sure=[3, 6])

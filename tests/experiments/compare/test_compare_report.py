@@ -45,7 +45,6 @@ def method_tables(scorers: tuple[str, ...] = EVERY, heads: int = 24, seed: int =
     return {
         "methods": _methods(pruning, scorers, heads),
         "pruning": pruning,
-        "heads": _scores(scorers, heads, chance),
         "training": training.assign(valid_quality=[0.1, 0.9]),
     }
 
@@ -76,25 +75,12 @@ def _methods(pruning: pd.DataFrame, scorers: tuple[str, ...], heads: int) -> pd.
     for name in scorers:
         regret = pruning.loc[pruning["scorer"] == name, "regret_quality"].mean()
         rows.append(
-            {"scorer": name, "family": FAMILIES[name], "settings": "", "area": 0.7}
+            {"scorer": name, "family": FAMILIES[name], "settings": ""}
             | {"choose_quality": 0.7 - regret, "choose_loss": regret}
             | {"regret_quality": regret}
             | {"regret_quality_low": regret - 0.012, "regret_quality_high": regret + 0.012}
             | {"forward_passes": heads, "backward_passes": int(FAMILIES[name] == "gradient"), "seconds": 1.0}
         )
-    return pd.DataFrame(rows)
-
-
-def _scores(scorers: tuple[str, ...], heads: int, chance: np.random.Generator) -> pd.DataFrame:
-    rows = [
-        {"scorer": name, "draw": number, "site": site, "layer": layer, "head": head}
-        | {"score": scale * chance.normal(1, 1), "stderr": 0.1 * scale, "skewness": 0.3}
-        for name, scale in zip(scorers, 10.0 ** chance.integers(-6, 4, len(scorers)), strict=True)
-        for number in range(10 if name == "random" else 1)
-        for site in ("encoder_self", "decoder_self", "cross")
-        for layer in range(2)
-        for head in range(heads // 6)
-    ]
     return pd.DataFrame(rows)
 
 
@@ -150,12 +136,10 @@ def over_runs(tables: Tables) -> dict[str, Plot]:
 
 def method_runs(runs: int, scorers: tuple[str, ...] = EVERY) -> Mapping[str, pd.DataFrame]:
     """What is collected from runs of experiment=compare."""
-    parts: dict[str, list[pd.DataFrame]] = {"methods": [], "pruning": []}
-    for seed in range(runs):
-        made = method_tables(scorers, seed=seed)
-        for name, frames in parts.items():
-            frames.append(made[name].assign(label=f"seed={seed}", setting=""))
-    return {name: pd.concat(frames, ignore_index=True) for name, frames in parts.items()}
+    made = (
+        method_tables(scorers, seed=seed)["methods"].assign(label=f"seed={seed}", setting="") for seed in range(runs)
+    )
+    return {"methods": pd.concat(made, ignore_index=True)}
 
 
 @pytest.mark.parametrize(("runs", "scorers"), [(4, EVERY), *slow((3, ("gate", "ablation", "random")), (9, EVERY[:5]))])
