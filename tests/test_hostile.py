@@ -1,12 +1,14 @@
-"""Many forged folders of transformers: none is taken silently, none hangs, and none runs code."""
+"""Hundreds of damaged, forged and planted files: none is taken silently, none hangs, and none runs code."""
 
 import json
 import os
+import random
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,15 @@ import pytest
 import torch
 
 import mhaprune
+from mhaprune.front.command_line import main
+from mhaprune.runs.collecting import collect
+from mhaprune.storage.cache import Cache
+from mhaprune.storage.seals import sealed
+from mhaprune.studies.texts import read_rows
+from support.commands import run_here
+from support.damage import flipped
 from support.guests import write_models
+from support.sizes import TINY, TINY_SEQUENCES
 
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore")]
@@ -71,11 +81,116 @@ def check(counts: Counter[str], least: int) -> None:
     assert [counts[each] for each in (SILENT, HUNG, CODE, RAW)] == [0, 0, 0, 0], counts
 
 
+def flip_300(files: Sequence[Path], load: Callable[[], Any], same: Callable[[Any], bool] = lambda found: False) -> None:
+    """Flip a bit of one of the files, which then becomes what it was, 300 times."""
+    draw, counts = random.Random(0), Counter[str]()
+    for _ in range(300):
+        path = draw.choice(files)
+        whole = path.read_bytes()
+        path.write_bytes(flipped(whole, draw))
+        counts[outcome(load, same)] += 1
+        path.write_bytes(whole)
+    check(counts, 300)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with its model, beside its cache."""
+    folder = tmp_path_factory.mktemp("trained")
+    places = [f"hydra.run.dir={folder / 'run'}", f"cache={folder / 'cache'}"]
+    done = run_here(main, "experiment=train", *TINY, *TINY_SEQUENCES, *places)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 @pytest.fixture(scope="module")
 def guests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of transformers; `pruned` is one that `mhaprune.save` wrote."""
     folder = tmp_path_factory.mktemp("guests")
     write_models(folder, "bert", "gpt2")
+    batch = {"input_ids": torch.tensor([[2, 5, 6, 3]]), "labels": torch.tensor([1])}
+    heads = mhaprune.wrap(mhaprune.load(folder / "bert"), mhaprune.losses.classification, score=[batch])
+    small = heads.subject.without(mhaprune.HeadMask(heads.grid).without(heads.grid.heads[0]))
+    mhaprune.save(small.model, folder / "pruned")
     return folder
+
+
+def test_300_flips_in_a_cache_file(tmp_path: Path) -> None:
+    """It is made anew each time."""
+    content = {"weights": torch.arange(300.0)}
+
+    def get() -> tuple[list[int], Any]:
+        made: list[int] = []
+
+        def make(state: Any, save: Any) -> dict[str, Any]:
+            made.append(1)
+            return content
+
+        return made, Cache(tmp_path).get("trained", {"a": 1}, make)
+
+    def same(got: Any) -> bool:
+        return got[0] == [1] and torch.equal(got[1]["weights"], content["weights"])
+
+    get()
+    flip_300(list(tmp_path.glob("*.pt")), get, same)
+
+
+def test_links_and_pipes_in_every_place(trained: Path, tmp_path: Path) -> None:
+    """A file behind a link stays as it was, and is not made where there was none."""
+    places = (".lock", "run.log", ".hydra", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
+    places += ("status.json", "accuracy.csv", "figures", "report.html", "environment.json", "model.pt")
+    counts, cache = Counter[str](), trained / "cache"
+    [lock] = (path.name for path in cache.glob("trained-*.lock"))
+    attempts = [("run", name) for name in places] + [("cache", lock), ("cache", lock.replace(".lock", ".pt"))]
+    attempts += [("out", name) for name in (".lock", "status.json", "runs.csv", "report.html", "index.html", "figures")]
+    for i, (where, name) in enumerate(attempts):
+        for kind in ("link", "dangling", "folder", "pipe"):
+            home = tmp_path / f"{i}-{kind}"
+            path, precious = home / where / name, home / "precious"
+            path.parent.mkdir(parents=True)
+            if kind == "pipe":
+                os.mkfifo(path)
+            elif kind == "folder":
+                precious.mkdir()
+                path.symlink_to(precious)
+            else:
+                precious.write_text("mine") if kind == "link" else None
+                path.symlink_to(precious)
+
+            def act(home: Path = home, where: str = where) -> None:
+                if where == "out":
+                    collect([trained / "run"], home / "out")
+                    return
+                used = home / "cache" if where == "cache" else cache
+                settings = [*TINY, *TINY_SEQUENCES, f"hydra.run.dir={home / 'run'}", f"cache={used}"]
+                done = run_here(main, "experiment=train", *settings)
+                if done.returncode:
+                    raise ValueError(done.stderr.splitlines()[-1])
+
+            def untouched(_: object, kind: str = kind, precious: Path = precious) -> bool:
+                if kind == "folder":
+                    return not list(precious.iterdir())
+                return precious.read_text() == "mine" if kind == "link" else not precious.exists()
+
+            result = outcome(act, untouched)
+            counts[SILENT if kind != "pipe" and not untouched(None) else result] += 1
+    check(counts, 60)
+
+
+def test_300_flips_in_a_model_file(trained: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(trained / "run" / "model.pt", tmp_path))
+    flip_300([path], lambda: mhaprune.load(path))
+
+
+def test_300_flips_in_a_saved_folder(guests: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(guests / "pruned", tmp_path / "pruned"))
+    before = mhaprune.load(folder).state_dict()
+
+    def same(found: Any) -> bool:
+        """A flip in the list of checksums itself may be in a blank."""
+        return all(torch.equal(value, before[name]) for name, value in found.state_dict().items())
+
+    flip_300(sorted(path for path in folder.iterdir() if path.is_file()), lambda: mhaprune.load(folder), same)
 
 
 def forged_configs(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -131,3 +246,58 @@ def test_forged_folders(guests: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         os.mkfifo(folder / "model.safetensors")
         counts[outcome(lambda folder=folder: mhaprune.load(folder))] += 1
     check(counts, 120)
+
+
+def test_forged_model_files(trained: Path, tmp_path: Path) -> None:
+    content = torch.load(trained / "run" / "model.pt", weights_only=True)
+    settings, counts = content["settings"], Counter[str]()
+    forged: list[dict[str, Any]] = [{key: value} for key in content for value in (None, 5, [5], {5: 5}, Harmful())]
+    for part in ("task", "model", "gate", "training"):
+        forged += [{"settings": settings | {part: value}} for value in (5, {"_target_": "os.system"}, {}, [])]
+    for key in settings["model"]:
+        forged += [{"settings": settings | {"model": settings["model"] | {key: value}}} for value in ("x", 2**31, -1)]
+    source, prefix = torch.tensor([[3, 4, 5]]), torch.tensor([[1, 3]])
+    before = mhaprune.load(trained / "run" / "model.pt")(source, prefix)
+    for changes in forged:
+        (tmp_path / "m.pt").write_bytes(sealed(content | changes))
+        load = partial(mhaprune.load, tmp_path / "m.pt")
+        counts[outcome(load, lambda found: torch.equal(found(source, prefix), before))] += 1
+    check(counts, 60)
+
+
+NOT_CSV = (
+    *(b'text\n"a\n', b"text\na,b\n", b"text,label\na\n", b"label\n0\n", b"text\n", b"\n", b""),
+    *(b"text\n" + b"a" * 200_000, b"text\n\xff\xfe", b"text\n  \n", b"\0", b'text\n"a"b\n'),
+    *(f"text,{name},{name}\na,0,1\n".encode() for name in ("label", "target", "text")),
+)
+NOT_TEXT = (b"", b"\n\n", b" \t ", b"\xff\xfea", b"\x0b\x0c", "\u2028\u0085".encode(), b"\xef\xbb\xbf")
+NOT_JSON = (b"[", b"{", b"5", b"null", b'"a"', b"[" * 100_000, b'{"a":' * 1000 + b"1" + b"}" * 1000, b"\xff", b"\0")
+NOT_TEXTS = ("null", "[]", "{}", "true", "NaN", "Infinity", '""', '"  "', '"\\ud800"', '["a", "b"]')
+NOT_ROWS = (b"", b"\n", b'{"text": "a", "text": "b"}', b'{"text": "a"} {"text": "b"}', b"{}")
+LATER = (
+    *(text.encode() for value in NOT_TEXTS for text in (f'{{"text": {value}}}', f'{{"text": "b", "label": {value}}}')),
+    *NOT_JSON,
+)
+"""What is wrong in the second line only."""
+TEXTS: tuple[tuple[str, bytes], ...] = (
+    *((".csv", text) for text in NOT_CSV),
+    *((".txt", text) for text in NOT_TEXT),
+    *((".jsonl", text) for text in (*NOT_ROWS, *(b'{"text": "a"}\n' + text for text in LATER))),
+    *((name, b"a") for name in (".pdf", "", ".TXT", ".csv.gz")),
+)
+
+
+def test_60_files_of_texts(tmp_path: Path) -> None:
+    counts, taken = Counter[str](), []
+    for i, (kind, data) in enumerate(TEXTS):
+        path = tmp_path / f"{i}{kind}"
+        path.write_bytes(data)
+        needed = ["label"] if b"label" in data else []
+        result = outcome(lambda path=path, needed=needed: read_rows(str(path), *needed))
+        counts[result] += 1
+        taken += [data[:60]] if result == SILENT else []
+    for kind in (".txt", ".csv", ".jsonl"):
+        os.mkfifo(tmp_path / f"pipe{kind}")
+        counts[outcome(lambda kind=kind: read_rows(str(tmp_path / f"pipe{kind}")))] += 1
+    assert not taken
+    check(counts, 60)

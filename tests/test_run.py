@@ -1,5 +1,8 @@
 import json
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,11 @@ from mhaprune.model.training import Training
 from mhaprune.runs.jobs import Sweep
 from mhaprune.runs.run import build
 from mhaprune.storage.store import RunFolder, fingerprint, read_status
-from support.commands import run_here
+from support import ROOT
+from support.commands import run_here, run_script
 from support.composing import compose, tables_in
 from support.figures import drawing
+from support.real_sweeps import hear
 from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES
 
 SMALL = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE]
@@ -84,6 +89,20 @@ def test_a_report_is_small_enough_to_be_sent(first: Path) -> None:
     """That of the tiny run has 328 KB, nearly all of it figures as drawn lines. A table that is not cut, or text that
     is written as outlines, goes beyond the bar."""
     assert 100_000 < (first / "run" / "report.html").stat().st_size <= 350_000
+
+
+@pytest.mark.slow
+@pytest.mark.figures
+def test_the_same_seed_draws_the_same_figures_twice(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        run(tmp_path / name, f"cache={tmp_path / name}-cache")
+    figures = sorted(path.name for path in (tmp_path / "one" / "figures").iterdir())
+    timed = {"latency"}  # times differ
+    assert figures
+    for figure in figures:
+        one, other = (tmp_path / name / "figures" / figure for name in ("one", "other"))
+        if Path(figure).stem not in timed:
+            assert one.read_bytes() == other.read_bytes(), figure
 
 
 def test_the_same_seed_gives_the_same_tables_twice(first: Path, tmp_path: Path) -> None:
@@ -203,6 +222,22 @@ def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) 
     assert "Traceback" in (sweep / three / "run.log").read_text()
 
 
+@pytest.mark.slow
+def test_a_sweep_of_joblib_ends_in_the_same_tables(tmp_path: Path) -> None:
+    """Over two seeds, each trained anew."""
+    sweep = ["-m", "experiment=ablate", *SMALL, *QUICK, "seed=0,1"]
+    for launch in ("basic", "joblib"):
+        places = [f"hydra.sweep.dir={tmp_path / launch}", f"cache={tmp_path / launch / 'cache'}"]
+        done = run_script("run.py", f"launch={launch}", *sweep, *places)
+        assert done.returncode == 0, done.stderr
+    for name in ("heads", "pruning", "training"):
+        first, second = (pd.read_csv(tmp_path / launch / f"{name}.csv") for launch in ("basic", "joblib"))
+        columns = [column for column in first if column not in CLOCK]
+        assert first["label"].nunique() == 2
+        assert name == "heads" or first["loss"].nunique() > 1
+        pd.testing.assert_frame_equal(first[columns], second[columns], check_exact=True)
+
+
 def train(tmp_path: Path) -> list[str]:
     """The arguments of a training."""
     output = [f"hydra.run.dir={tmp_path / 'run'}", f"cache={tmp_path / 'cache'}"]
@@ -215,7 +250,7 @@ def test_an_interrupted_run_says_so_and_goes_on_where_it_was(
     by: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int]
 ) -> None:
     """Interrupted in the fifth of six steps, after which its state is saved. Real interrupts of another process are in
-    runs/test_faults.py."""
+    the test below."""
     counted = Training.step
 
     def interrupted(*arguments: object, **keywords: object) -> torch.Tensor:
@@ -233,6 +268,34 @@ def test_an_interrupted_run_says_so_and_goes_on_where_it_was(
     assert again.returncode == 0
     assert "goes on from the interrupted one" in again.stdout
     assert len(steps) == 5 + 1, "no step is trained twice"
+
+
+@pytest.mark.slow
+def test_an_interrupted_process_says_so_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    arguments = [argument for argument in train(tmp_path) if not argument.startswith("training.steps")]
+    command = [sys.executable, str(ROOT / "scripts" / "run.py"), *arguments]
+    endless = subprocess.Popen([*command, "training.steps=100000"], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 150
+    while not list((tmp_path / "cache").glob("*.partial.pt")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    endless.send_signal(signal.SIGTERM)
+    _, errors = endless.communicate(timeout=150)
+    assert endless.returncode == 130
+    assert errors == "error: interrupted; what was trained is kept, the same command goes on from there\n"
+    assert read_status(tmp_path / "run")["status"] == "failed"
+    assert read_status(tmp_path / "run")["reason"] == "interrupted"
+    [partial] = (tmp_path / "cache").glob("*.partial.pt")
+    reached = torch.load(partial, weights_only=True)["content"]["step"]
+    again = subprocess.Popen([*command, "training.steps=100000"], stdout=subprocess.PIPE, text=True, preexec_fn=hear)
+    assert again.stdout is not None
+    lines = iter(again.stdout.readline, "")
+    assert any("goes on from the interrupted one" in line for line in lines)
+    deadline = time.monotonic() + 150
+    while torch.load(partial, weights_only=True)["content"]["step"] <= reached and time.monotonic() < deadline:
+        time.sleep(0.05)
+    again.send_signal(signal.SIGINT)
+    again.communicate(timeout=150)
+    assert torch.load(partial, weights_only=True)["content"]["step"] > reached
 
 
 def test_what_was_computed_for_other_weights_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

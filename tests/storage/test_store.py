@@ -234,7 +234,7 @@ def test_the_digest_of_a_module_is_that_of_its_room(tmp_path: Path, monkeypatch:
 
 CONTENT = {"weights": {"w": torch.arange(300.0)}, "history": [{"step": 0, "loss": 2.5}], "facts": {"seed": 3}}
 FLIPS = 40
-"""As many as take a second."""
+"""As many as take a second; tests/test_hostile.py has more."""
 
 
 def plain(content: Any) -> bytes:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -181,12 +180,6 @@ def test_a_file_that_cannot_be_read_and_too_few_texts_are_refused(tmp_path: Path
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="a.txt: is no text in UTF-8"):
         read_rows(str(tmp_path / "a.txt"))
-    os.mkfifo(tmp_path / "pipe.txt")
-    with pytest.raises(ValueError, match="pipe.txt: cannot be read .is no regular file"):
-        read_rows(str(tmp_path / "pipe.txt"))
-    for name, text in (("deep.jsonl", "[" * 100_000), ("long.csv", "text\n" + "a" * 200_000)):
-        with pytest.raises(ValueError, match=f"{name}: line . is no (JSON|CSV)"):
-            read_rows(written(tmp_path, name, text))
     with pytest.raises(ValueError, match="^data=a.txt: has 1 different texts, model.score=3 .* need 7, ask for fewer"):
         in_splits([Row("a"), Row("a")], SIZES, "data=a.txt")
 
