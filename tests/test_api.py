@@ -158,14 +158,18 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
     "folder": [lambda h: mhaprune.run("experiment=train", folder=3)],  # type: ignore[arg-type]
     "path": [
         lambda h: mhaprune.load(3),  # type: ignore[arg-type]
+        lambda h: mhaprune.save(Classifier(), None),  # type: ignore[arg-type]
         lambda h: h.report("/no/such/folder/x.html"),
+        lambda h: h.report(3),  # type: ignore[arg-type]
     ],
     "model": [
         wrap(model="bert"),
+        wrap(model=None),
         wrap(model=nn.Identity(), score=[torch.ones(2, 3)]),
         lambda h: mhaprune.save("bert", "folder"),  # type: ignore[arg-type]
     ],
     "loss": [
+        wrap(loss=None),
         wrap(loss=lambda output, batch: output["logits"]),
         wrap(loss=lambda output, batch: output["logits"].argmax(-1)),
         wrap(loss=lambda output, batch: torch.full((len(batch["labels"]),), NAN)),
@@ -175,8 +179,11 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         wrap(quality=lambda output, batch: None),
     ],
     "score": [
+        wrap(score=[]),
+        wrap(score=[3]),
         wrap(score=[{"input_ids": [1, 2]}]),
         wrap(score=[{"input_ids": torch.zeros(0, 3, dtype=torch.long)}]),
+        wrap(score=torch.utils.data.TensorDataset(torch.ones(3))),
         wrap(score=[{"words": torch.ones(2, 3)}]),
         wrap(score=[torch.full((2, 3), 10_000)]),
     ],
@@ -192,11 +199,14 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         lambda h: h.mask(-1),
         lambda h: h.speed(keep=[1.5]),
         lambda h: h.mask(NAN),
+        lambda h: h.mask("half"),  # type: ignore[arg-type]
+        lambda h: h.mask(1.5),
         lambda h: h.mask(9),
         lambda h: h.masks(0.5),  # type: ignore[arg-type]
         lambda h: h.mask(3, even=True),
         lambda h: h.mask(0.5, unit="block", even=True),
         lambda h: h.mask(0.75, even=True, divisible_by=2),
+        lambda h: h.prune(None),  # type: ignore[arg-type]
     ],
     "by": [
         lambda h: h.prune(by=np.zeros(7)),
@@ -207,6 +217,7 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         lambda h: h.mask(by="swap_after_greedy", even=True),
         lambda h: h.mask(by="one_shot"),
         lambda h: h.mask(by="greedy", rescore_every=2),
+        lambda h: h.report(by=[3]),  # type: ignore[list-item]
     ],
     "rescore_every": [lambda h: h.mask(rescore_every=0), lambda h: h.mask(rescore_every=1.5)],  # type: ignore[arg-type]
     "refit": [lambda h: h.prune(refit="yes")],  # type: ignore[arg-type]

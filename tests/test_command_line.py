@@ -67,8 +67,12 @@ UNFIT = [
     (["model.max_length=1000000000"], f"model with {PLAIN}, max_length=1000000000: takes about"),
     (["training.weight_decay=1e10"], "training.weight_decay=10000000000.0: a step multiplies the weights by 1 -"),
     (["task.train=1000000000"], "task with max_length=10, train=1000000000: takes about"),
+    (["experiment.budgets=[0.5,30]"], "experiment.budgets=30: the model has 24 heads, allowed are 0 to 24"),
+    (["experiment=explain", "experiment.examples=[9999]"], "experiment.examples=9999: the report split has examples 0"),
+    (["recovery=[fine_tune_between]"], "recovery=[fine_tune_between]: experiment=ablate recovers models that"),
     (["experiment=anatomy", "experiment.head_dims=[1e9]"], "experiment.head_dims[0]=1000000000.0: must be a whole"),
     (["experiment=anatomy", "experiment.head=cross.9.1"], "experiment.head=cross.9.1: no such head, the model has"),
+    (["experiment=prune", "experiment.budgets=['10 flops']"], "experiment.budgets[0]='10 flops': must be a whole"),
 ]
 """Values that do not fit their setting, or do not fit each other."""
 

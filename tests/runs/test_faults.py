@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -189,6 +190,10 @@ class Disk:
     def resize(self, kilobytes: int) -> None:
         subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", self.path], check=True)
 
+    def protect(self) -> None:
+        """Make it read-only. The rights of files would not stop root."""
+        subprocess.run(["mount", "-o", "remount,ro", self.path], check=True)
+
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
@@ -232,3 +237,34 @@ def test_a_run_folder_on_a_full_disk(disk: Disk, tmp_path: Path, kilobytes: int)
     said = done(folder, tmp_path / "cache")
     assert kilobytes == 12 or "trained: taken from the cache" in said
     assert read_status(folder)["status"] == "done"
+
+
+@pytest.mark.parametrize("kilobytes", [200, 1000, 5000])
+def test_a_cache_on_a_full_disk(disk: Disk, tmp_path: Path, kilobytes: int) -> None:
+    disk.resize(kilobytes)
+    cache = disk.path / "cache"
+    not_kept = rf"{cache}/trained-\w+\.pt: not kept \(No space left on device\), so it will be made again"
+    small = re.search(not_kept, done(tmp_path / "run", cache))
+    assert bool(small) == (kilobytes < 5000)
+    assert not list(cache.glob(".*.tmp")), "nothing half-written is left to fill the disk"
+    disk.resize(100_000)
+    for expected in ("trained: made in" if small else "trained: taken", "trained: taken"):
+        assert expected in done(tmp_path / "run", cache)
+
+
+def test_a_read_only_cache_is_used_where_it_holds_what_is_wanted(disk: Disk, tmp_path: Path) -> None:
+    cache = disk.path / "cache"
+    done(tmp_path / "run", cache)
+    disk.protect()
+    assert "trained: taken from the cache" in done(tmp_path / "again", cache)
+
+
+def test_read_only_folders_are_named_before_anything_is_trained(disk: Disk, tmp_path: Path) -> None:
+    disk.protect()
+    refused = run(disk.path / "run", tmp_path / "cache")
+    assert refused.stderr.startswith(
+        f"error: {disk.path / 'run'}: Read-only file system; hydra.run.dir and cache must name"
+    )
+    refused = run(tmp_path / "run", disk.path / "cache")
+    assert refused.stderr.startswith(f"error: cache={disk.path / 'cache'}: cannot be written (Read-only file system)")
+    assert not (tmp_path / "run").exists()
