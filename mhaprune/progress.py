@@ -16,8 +16,6 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 Item = TypeVar("Item")
-Stages = dict[str, float]
-"""For `experiment=prune`, which still names the usual seconds of its steps; no estimate reads them."""
 
 EVERY = 9.0
 """Seconds between two progress lines. After 10 s without a line a reader begins to doubt."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import nan
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 
@@ -13,7 +13,7 @@ from mhaprune.experiments.can_go import summary_of
 from mhaprune.experiments.prune import report
 from mhaprune.experiments.prune.trials import WAY, Trial, Trials
 from mhaprune.experiments.shift import shift_quality
-from mhaprune.progress import Stages, doing, track
+from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import time_removed
 from mhaprune.pruning.shift import shift_table
@@ -51,7 +51,6 @@ class Prune(HeadBudgets, WithinTolerance):
     question = "How few heads are enough?"
     then = "`model_file=` with a file of `models/` in this folder studies a pruned model with any experiment."
     figures = (report.recovery_curves, report.worth, shift_quality, appendix(training_curve))
-    stages: ClassVar[Stages] = {"prune and recover": 450, "choosers": 300, "controls": 800, "time": 10, "prove": 1}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
     head_map = staticmethod(report.head_map)
