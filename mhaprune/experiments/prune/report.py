@@ -136,7 +136,8 @@ def recovery_curves(tables: Tables) -> Plot:
         axes.set(title=wrapped(way, size[0] - 0.2), ylim=(-0.03, 1.03), xticks=sorted(table["heads_removed"].unique()))
     parts = ", ".join(words for words, _ in _by_recovery(tables["smallest"]))
     within = f"within {tables['smallest']['tolerance'].iloc[0]:g} of {quality_name(tables)}"
-    plots.legend_above(figure, grid[0], f"Heads that can be removed {within}: {parts}")
+    handles = {each.get_label(): each for axes in grid for each in axes.get_legend_handles_labels()[0]}
+    plots.legend_above(figure, list(handles.values()), f"Heads that can be removed {within}: {parts}")
     caption = (
         f"{quality_name(tables).capitalize()} on the report split against heads removed, one panel for each"
         " way to choose them; bars are 95 % intervals over examples."

@@ -70,6 +70,11 @@ def test_a_curve_for_every_recovery_and_the_control_in_every_panel(tables: Table
             assert any(np.allclose(y, list(expected.values())) for y in curves)
     labels = [text.get_text() for text in plot.figure.legends[0].get_texts()]
     assert labels == ["scratch (mean and range)", "no recovery", "tune", "between"]
+    recovery = tables["recovery"]
+    only_later = recovery[(recovery["recovery"] != "tune") | (recovery["schedule"] == "greedy")]
+    (plot,) = recovery_curves({**tables, "recovery": only_later})
+    labels = [text.get_text() for text in plot.figure.legends[0].get_texts()]
+    assert labels == ["scratch (mean and range)", "no recovery", "between", "tune"], "also of the second panel"
 
 
 def test_what_is_said(tables: Tables, snapshot: Any) -> None:
