@@ -14,7 +14,7 @@ import pandas as pd
 from torch import nn
 
 from mhaprune.data import SPLITS
-from mhaprune.front.given import mask_of, scores_of
+from mhaprune.front.given import least_of, mask_of, scores_of
 from mhaprune.front.timing import generating, speed_table
 from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns
@@ -157,8 +157,8 @@ class Heads(ModelWithData):
         return self if subject is self.subject else vars(self).setdefault(f"_{unit}", replace(self, subject=subject))
 
     @checked
-    def mask(self, keep: float | int = 0.5, by: By = "ablation", **how: Any) -> HeadMask:
-        """Return a mask that keeps `keep` heads, a share (0.5) or a number (72). The model does not change.
+    def mask(self, keep: float | int | None = None, by: By = "ablation", **how: Any) -> HeadMask:
+        """Return a mask that keeps `keep` heads, a share (0.5, by default) or a number (72). The model is not changed.
 
         The heads with the lowest scores are removed. `by` names a score; a search, a schedule that uses no scores, for
         example "greedy", or "greedy_refit" for a model that will be refitted; or it holds your own scores (see
@@ -167,17 +167,17 @@ class Heads(ModelWithData):
         >>> len(heads.mask(keep=0.25, by="gate_output").removed)
         6
         """
-        return self.masks([keep], by, **how)[0]
+        return self.masks(None if keep is None else [keep], by, **how)[0]
 
     @checked
     @shown()
     def masks(
         self,
-        keep: Sequence[float | int],
+        keep: Sequence[float | int] | None = None,
         by: By = "ablation",
         rescore_every: Every = None,
         unit: Unit | None = None,
-        even: bool = False,
+        even: bool | dict[Any, Any] = False,
         divisible_by: Annotated[int, Ge(1)] = 1,
     ) -> list[HeadMask]:
         """Return a mask for each of several sizes, all chosen in one call of the schedule.
@@ -185,10 +185,13 @@ class Heads(ModelWithData):
         With `rescore_every=6` the smaller model is scored again after every six heads. `unit` chooses whole sets of
         heads, see `units`; `keep` then counts these. With `even`, every block keeps the same share of its heads, and a
         number of them that is `divisible_by` the given one. The pruned model is then a plain one of its library, if its
-        config holds the width of a head; where heads share keys, this needs `unit="group"` too.
+        config holds the width of a head; where heads share keys, this needs `unit="group"` too. In place of `keep`,
+        `even` may say how many heads a block keeps, by its number or name; blocks that are not named keep all.
 
         >>> [len(mask.kept) for mask in heads.masks([0.75, 2], even=True)]
         [6, 2]
+        >>> [layer.num_heads for layer in heads.prune(even={1: 3}).attention]
+        [4, 3]
         """
         if unit is not None and isinstance(self.subject, UnitModel):
             raise ValueError(f"unit={unit}: these heads are sets of heads already, leave it out")
@@ -197,7 +200,12 @@ class Heads(ModelWithData):
             found = grouped.masks(keep, by, rescore_every, even=even, divisible_by=divisible_by)
             assert isinstance(grouped.subject, UnitModel)
             return [grouped.subject.mask_of_heads(mask) for mask in found]
-        counts = [len(self.grid) - self._kept(each, even, divisible_by) for each in keep]
+        by_block = isinstance(even, dict)
+        if by_block and keep is not None:
+            raise ValueError(f"keep={[*keep]}: even={even} says how many heads stay; leave one of them out")
+        least = least_of(even, self.grid, divisible_by) if isinstance(even, dict) else {}
+        kept = [sum(least.values())] if by_block else [0.5] if keep is None else keep
+        counts = [len(self.grid) - self._kept(each, even is True, 1 if by_block else divisible_by) for each in kept]
         chosen: Any = option(by, {"scorer": Scorer, "schedule": Schedule}) if isinstance(by, str) else by
         if not isinstance(chosen, Scorer | Schedule):
             chosen = scores_of(by, self.grid)
@@ -209,10 +217,10 @@ class Heads(ModelWithData):
             schedule = chosen
         else:
             raise ValueError(f"by={by}: must be a scorer, or a schedule that uses no scores and then no rescore_every")
-        if even:
+        if even is not False:
             if not isinstance(schedule, Stepwise):
-                raise ValueError(f"by={by}: with even=True it must be a score, or a search that removes head by head")
-            schedule = replace(schedule, scope="per_block")
+                raise ValueError(f"by={by}: with even= it must be a score, or a search that removes head by head")
+            schedule = replace(schedule, keep_at_least=least) if by_block else replace(schedule, scope="per_block")
         if schedule.removes:
             self.check_removable()
         made = choices(self.scoring, scorers, schedule, counts, draws=1)
@@ -237,7 +245,7 @@ class Heads(ModelWithData):
     @checked
     def prune(
         self,
-        keep: float | int = 0.5,
+        keep: float | int | None = None,
         by: By = "ablation",
         refit: bool = False,
         fine_tune: Steps = 0,

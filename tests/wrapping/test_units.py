@@ -207,6 +207,26 @@ def test_even_counts_are_whole_and_divisible(llama: Heads) -> None:
         llama.mask(0.25, "magnitude", even=True, divisible_by=2)
 
 
+@pytest.mark.parametrize("by", ["ablation", "greedy", "greedy_refit"])
+def test_each_block_keeps_the_number_that_is_given_for_it(by: str, llama: Heads) -> None:
+    small: Any = llama.prune(by=by, even={"self_attn.0": 1, 1: 3})
+    assert [layer.self_attn.q_proj.out_features for layer in small.model.layers] == [8, 24]
+    assert llama.mask(by=by, even={1: 2}).kept[:4] == llama.grid.heads[:4], "a block without a number keeps all"
+    assert not llama.mask(by=by, even={}).removed
+
+
+def test_each_block_keeps_its_best_heads_or_groups(llama: Heads) -> None:
+    by = [8, 7, 6, 5, 1, 2, 3, 4]
+    assert names(llama.mask(by=by, even={0: 1, 1: 3}).kept) == ["0.0", "1.1", "1.2", "1.3"]
+    groups = llama.mask(by=[2, 1, 0, 3], even={0: 1}, unit="group")
+    assert names(groups.kept) == ["0.0", "0.1", "1.0", "1.1", "1.2", "1.3"]
+    assert [len(mask.kept) for mask in llama.masks(by=by, even={0: 0, 1: 2})] == [2]
+    with pytest.raises(ValueError, match="even=0: keeps 3, must be a whole number from 0 to 2$"):
+        llama.mask(unit="group", even={0: 3})
+    with pytest.raises(ValueError, match=r"even=0.5: names 0 layers, must be one of self_attn.0, self_attn.1"):
+        llama.mask(even={0.5: 3})
+
+
 FORMS: list[Any] = [
     {0: [1], "1": [0, 3]},
     ["self_attn.0.1", "self_attn.1.0", "self_attn.1.3"],
