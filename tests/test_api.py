@@ -261,6 +261,12 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         lambda h: h.mask(even={0: 2}, unit="block"),
         lambda h: h.prune(even={0: 2}, by="swap_after_greedy"),
     ],
+    "cache_bytes": [
+        lambda h: h.prune(cache_bytes=0.5),
+        lambda h: h.prune(cache_bytes="half"),
+        lambda h: h.prune(cache_bytes=100, mask={0: [1]}),
+        lambda h: h.mask(cache_bytes=NAN),
+    ],
     "batch_size": [lambda h: h.cache_bytes(batch_size=0)],
     "head": [
         lambda h: HeadMask(h.grid).without("attention"),

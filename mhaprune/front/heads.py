@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 By = Any
 """A scorer or a schedule that uses no scores, by name or as an object; or scores. It chooses the heads."""
+Number = float | int | None
+"""A share or a number; None if it is not given."""
 Unit = Literal["head", "group", "block"]
 TUNED = ("steps", "learning_rate", "batch_size", "distillation")
 Steps = Annotated[int, Ge(0)] | dict[str, Any]
@@ -157,17 +160,35 @@ class Heads(ModelWithData):
         return self if subject is self.subject else vars(self).setdefault(f"_{unit}", replace(self, subject=subject))
 
     @checked
-    def mask(self, keep: float | int | None = None, by: By = "ablation", **how: Any) -> HeadMask:
+    def mask(
+        self, keep: Number = None, by: By = "ablation", cache_bytes: Number = None, unit: Unit | None = None, **how: Any
+    ) -> HeadMask:
         """Return a mask that keeps `keep` heads, a share (0.5, by default) or a number (72). The model is not changed.
 
         The heads with the lowest scores are removed. `by` names a score; a search, a schedule that uses no scores, for
         example "greedy", or "greedy_refit" for a model that will be refitted; or it holds your own scores (see
-        `front.given.scores_of`). For `how` see `masks`.
+        `front.given.scores_of`). For `unit` and `how` see `masks`.
+
+        `cache_bytes` in place of `keep` keeps as many heads as fit into a key-value cache of this size: a share of the
+        dense model's, or bytes for one position of one example, as the method `cache_bytes` returns them.
 
         >>> len(heads.mask(keep=0.25, by="gate_output").removed)
         6
         """
-        return self.masks(None if keep is None else [keep], by, **how)[0]
+        if cache_bytes is None:
+            return self.masks(None if keep is None else [keep], by, unit=unit, **how)[0]
+        if keep is not None or isinstance(how.get("even"), dict):
+            raise ValueError(f"cache_bytes={cache_bytes}: says how many heads stay, as keep= or even= does; give one")
+        self.check_removable()
+        units = self if unit is None else self.units(unit)
+        budget, largest, kept = units._cache_budget(cache_bytes), units.subject.largest_in_cache, len(units.grid)
+        while True:
+            while how.get("even") and units._uneven(kept, how.get("divisible_by", 1)):
+                kept -= 1
+            mask = self.masks([kept], by, unit=unit, **how)[0]
+            if (over := self.cache_bytes(mask) - budget) <= 0:
+                return mask
+            kept -= max(1, math.ceil(over / largest))
 
     @checked
     @shown()
@@ -236,23 +257,42 @@ class Heads(ModelWithData):
             raise ValueError(f"divisible_by={divisible_by}: needs even=True")
         if even and keep and not kept:
             raise ValueError(f"keep={keep}: leaves no whole number in any block of {max(sizes)}")
-        if wrong := [size for size in sizes if even and (kept * size / total) % divisible_by]:
+        if even and (wrong := self._uneven(kept, divisible_by)):
             left = f"{kept * wrong[0] / total:.3g} of {wrong[0]}"
             which = f" that {divisible_by} divides" if divisible_by > 1 else ""
             raise ValueError(f"keep={keep}: leaves {left} in a block, must be a whole number{which}")
         return kept
 
+    def _uneven(self, kept: int, divisible_by: int) -> list[int]:
+        """Return the sizes of the blocks of which no number divided by `divisible_by` stays, if all keep one share."""
+        return [size for size in self.grid.sizes if (kept * size / len(self.grid)) % divisible_by]
+
+    def _cache_budget(self, given: float | int) -> float:
+        """Return a size of the cache in bytes. Raises ValueError, one line, for one that no removal brings about."""
+        if not (whole := self.cache_bytes()):
+            raise ValueError(f"cache_bytes={given}: the model cannot generate, so it keeps no keys and values")
+        if any(len(set(block.of_kv)) < block.heads for block in self.subject.blocks):
+            if self.units("group") is self:
+                raise ValueError(f"cache_bytes={given}: all heads of a layer share keys and values, which must stay")
+            raise ValueError(f'cache_bytes={given}: heads share keys and values, write unit="group" too')
+        least = self.cache_bytes(HeadMask(self.grid, frozenset(self.grid)))
+        budget = given * whole if isinstance(given, float) else given
+        if not least <= budget <= whole:
+            shares = f"{math.ceil(1000 * least / whole) / 1000} to 1.0"
+            raise ValueError(f"cache_bytes={given}: must be a share, {shares}, or a number from {least} to {whole}")
+        return budget
+
     @checked
     def prune(
         self,
-        keep: float | int | None = None,
+        keep: Number = None,
         by: By = "ablation",
         refit: bool = False,
         fine_tune: Steps = 0,
         mask: Any = None,
         **how: Any,
     ) -> nn.Module:
-        """Return a smaller and faster copy of the model that has only the heads that `masks` keeps, see there for
+        """Return a smaller and faster copy of the model that has only the heads that `mask` keeps, see there for
         `how`; or those of a `mask` of your own (see `front.given.mask_of`).
 
         The copy is an ordinary module of the model's own class, so users can train it. Before any refit or training it
