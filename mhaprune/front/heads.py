@@ -80,8 +80,8 @@ def wrap(
     """Find the heads of a model, and prove that they can be gated and removed. The model itself does not change.
 
     `loss` takes the model's output and a batch, and returns one number per example (see `mhaprune.losses`); `quality`
-    does too, and higher is better. Each split is a list of batches: heads are scored on `score`, choices are made on
-    `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`, or `score` if there is no `train`.
+    does too, and higher is better. Each split is a list of batches, or a DataLoader: heads are scored on `score`,
+    choices are made on `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`, or `score`.
     `shift` has batches of other kinds, by name; `heads.report` measures the smaller models on them too.
 
     Batches are dicts, tuples or tensors with a row per example. A tuple is (inputs ..., target), as torch loaders make
@@ -180,6 +180,7 @@ class Heads(ModelWithData):
         if keep is not None or isinstance(how.get("even"), dict):
             raise ValueError(f"cache_bytes={cache_bytes}: says how many heads stay, as keep= or even= does; give one")
         self.check_removable()
+        self.masks([], by, unit=unit, **how)  # checks the arguments
         units = self if unit is None else self.units(unit)
         budget, largest, kept = units._cache_budget(cache_bytes), units.subject.largest_in_cache, len(units.grid)
         while True:

@@ -166,6 +166,9 @@ def test_a_cache_that_cannot_become_so_small_is_refused(llama: Heads) -> None:
     for how in ({"keep": 2}, {"even": {0: 1}}):
         with pytest.raises(ValueError, match="cache_bytes=0.5: says how many heads stay, as keep= or even= does"):
             llama.mask(unit="group", cache_bytes=0.5, **how)
+    for name, wrong in {"divisible_by": 0, "even": "yes", "by": "one_shot", "rescore_every": 0.5}.items():
+        with pytest.raises(ValueError, match=f"^{name}={wrong}|^{name}='{wrong}'"):
+            llama.mask(**{"unit": "group", "cache_bytes": 0.5, "even": True, name: wrong})
     with pytest.raises(ValueError, match="cache_bytes=0.5: the model cannot generate"):
         heads_of("bert").mask(cache_bytes=0.5)
 
