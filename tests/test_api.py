@@ -206,7 +206,7 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         lambda h: h.mask(3, even=True),
         lambda h: h.mask(0.5, unit="block", even=True),
         lambda h: h.mask(0.75, even=True, divisible_by=2),
-        lambda h: h.prune(None),  # type: ignore[arg-type]
+        lambda h: h.mask(4, even={0: 2}),
     ],
     "by": [
         lambda h: h.prune(by=np.zeros(7)),
@@ -249,7 +249,24 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         lambda h: h.prune(mask={0: [1]}, unit="block"),
     ],
     "divisible_by": [lambda h: h.mask(divisible_by=2), lambda h: h.mask(even=True, divisible_by=0)],
-    "even": [lambda h: h.mask(even=1)],
+    "even": [
+        lambda h: h.mask(even=1),
+        lambda h: h.mask(even={7: 1}),
+        lambda h: h.mask(even={0: 5}),
+        lambda h: h.mask(even={0: -1}),
+        lambda h: h.mask(even={0: 2.0}),
+        lambda h: h.mask(even={0: True}),
+        lambda h: h.mask(even={0: 3, "0": 2}),
+        lambda h: h.mask(even={0: 3}, divisible_by=2),
+        lambda h: h.mask(even={0: 2}, unit="block"),
+        lambda h: h.prune(even={0: 2}, by="swap_after_greedy"),
+    ],
+    "cache_bytes": [
+        lambda h: h.prune(cache_bytes=0.5),
+        lambda h: h.prune(cache_bytes="half"),
+        lambda h: h.prune(cache_bytes=100, mask={0: [1]}),
+        lambda h: h.mask(cache_bytes=NAN),
+    ],
     "batch_size": [lambda h: h.cache_bytes(batch_size=0)],
     "head": [
         lambda h: HeadMask(h.grid).without("attention"),

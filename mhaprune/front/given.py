@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.heads import HeadGrid, HeadId, HeadMask
+from mhaprune.heads import Block, HeadGrid, HeadId, HeadMask
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.settings.refusals import foreign
 from mhaprune.subject import Subject
@@ -50,16 +50,37 @@ def _by_layer(given: Mapping[Any, Any], grid: HeadGrid) -> list[HeadId]:
     """Return the heads that a mapping from layers to numbers of heads names."""
     heads = []
     for layer, numbers in given.items():
-        blocks = [block for block in grid.blocks if str(layer) in (str(block), str(block.layer))]
-        if len(blocks) != 1:
-            those = ", ".join(map(str, blocks or grid.blocks))
-            raise ValueError(f"mask={layer}: names {len(blocks)} layers, must be one of {those}")
+        block = _block("mask", layer, grid)
         if not isinstance(numbers, Sequence) or not all(type(number) is int for number in numbers):
             raise ValueError(f"mask={layer}: {numbers!r} must be a list of numbers of heads")
-        heads += [HeadId(*blocks[0], number) for number in numbers]
+        heads += [HeadId(*block, number) for number in numbers]
     if len(set(heads)) != len(heads):
         raise ValueError("mask: names a head twice")
     return heads
+
+
+def least_of(given: Mapping[Any, Any], grid: HeadGrid, divisible_by: int = 1) -> dict[Block, int]:
+    """Return how many heads each block keeps, from numbers by layer, `{0: 2, "cross.1": 4}`; blocks that are not named
+    keep all. Raises ValueError, one line, for a number that the block does not have."""
+    least = dict(zip(grid.blocks, grid.sizes, strict=True))
+    named = [(layer, _block("even", layer, grid), number) for layer, number in given.items()]
+    for n, (layer, block, number) in enumerate(named):
+        if block in (other for _, other, _ in named[:n]):
+            raise ValueError(f"even={layer}: names {block} again")
+        if type(number) is not int or not 0 <= number <= least[block] or number % divisible_by:
+            which = f" that {divisible_by} divides" if divisible_by > 1 else ""
+            raise ValueError(f"even={layer}: keeps {number!r}, must be a whole number from 0 to {least[block]}{which}")
+        least[block] = number
+    return least
+
+
+def _block(key: str, layer: Any, grid: HeadGrid) -> Block:
+    """Return the block that a number or a name means; `key` begins the error message."""
+    blocks = [block for block in grid.blocks if str(layer) in (str(block), str(block.layer))]
+    if len(blocks) != 1:
+        those = ", ".join(map(str, blocks or grid.blocks))
+        raise ValueError(f"{key}={layer}: names {len(blocks)} layers, must be one of {those}")
+    return blocks[0]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import pandas as pd
 from torch import nn
 
 from mhaprune.data import SPLITS
-from mhaprune.front.given import mask_of, scores_of
+from mhaprune.front.given import least_of, mask_of, scores_of
 from mhaprune.front.timing import generating, speed_table
 from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 By = Any
 """A scorer or a schedule that uses no scores, by name or as an object; or scores. It chooses the heads."""
+Number = float | int | None
+"""A share or a number; None if it is not given."""
 Unit = Literal["head", "group", "block"]
 TUNED = ("steps", "learning_rate", "batch_size", "distillation")
 Steps = Annotated[int, Ge(0)] | dict[str, Any]
@@ -77,8 +80,8 @@ def wrap(
     """Find the heads of a model, and prove that they can be gated and removed. The model itself does not change.
 
     `loss` takes the model's output and a batch, and returns one number per example (see `mhaprune.losses`); `quality`
-    does too, and higher is better. Each split is a list of batches: heads are scored on `score`, choices are made on
-    `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`, or `score` if there is no `train`.
+    does too, and higher is better. Each split is a list of batches, or a DataLoader: heads are scored on `score`,
+    choices are made on `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`, or `score`.
     `shift` has batches of other kinds, by name; `heads.report` measures the smaller models on them too.
 
     Batches are dicts, tuples or tensors with a row per example. A tuple is (inputs ..., target), as torch loaders make
@@ -157,27 +160,46 @@ class Heads(ModelWithData):
         return self if subject is self.subject else vars(self).setdefault(f"_{unit}", replace(self, subject=subject))
 
     @checked
-    def mask(self, keep: float | int = 0.5, by: By = "ablation", **how: Any) -> HeadMask:
-        """Return a mask that keeps `keep` heads, a share (0.5) or a number (72). The model does not change.
+    def mask(
+        self, keep: Number = None, by: By = "ablation", cache_bytes: Number = None, unit: Unit | None = None, **how: Any
+    ) -> HeadMask:
+        """Return a mask that keeps `keep` heads, a share (0.5, by default) or a number (72). The model is not changed.
 
         The heads with the lowest scores are removed. `by` names a score; a search, a schedule that uses no scores, for
         example "greedy", or "greedy_refit" for a model that will be refitted; or it holds your own scores (see
-        `front.given.scores_of`). For `how` see `masks`.
+        `front.given.scores_of`). For `unit` and `how` see `masks`.
+
+        `cache_bytes` in place of `keep` keeps as many heads as fit into a key-value cache of this size: a share of the
+        dense model's, or bytes for one position of one example, as the method `cache_bytes` returns them.
 
         >>> len(heads.mask(keep=0.25, by="gate_output").removed)
         6
         """
-        return self.masks([keep], by, **how)[0]
+        if cache_bytes is None:
+            return self.masks(None if keep is None else [keep], by, unit=unit, **how)[0]
+        if keep is not None or isinstance(how.get("even"), dict):
+            raise ValueError(f"cache_bytes={cache_bytes}: says how many heads stay, as keep= or even= does; give one")
+        self.check_removable()
+        self.masks([], by, unit=unit, **how)  # checks the arguments
+        units = self if unit is None else self.units(unit)
+        budget, largest, kept = units._cache_budget(cache_bytes), units.subject.largest_in_cache, len(units.grid)
+        while True:
+            while how.get("even") and units._uneven(kept, how.get("divisible_by", 1)):
+                kept -= 1
+            mask = self.masks([kept], by, unit=unit, **how)[0]
+            if (over := self.cache_bytes(mask) - budget) <= 0:
+                return mask
+            kept -= max(1, math.ceil(over / largest))
 
     @checked
     @shown()
     def masks(
         self,
-        keep: Sequence[float | int],
+        keep: Sequence[float | int] | None = None,
         by: By = "ablation",
         rescore_every: Every = None,
         unit: Unit | None = None,
-        even: bool = False,
+        even: bool | dict[Any, Any] = False,
         divisible_by: Annotated[int, Ge(1)] = 1,
     ) -> list[HeadMask]:
         """Return a mask for each of several sizes, all chosen in one call of the schedule.
@@ -185,10 +207,13 @@ class Heads(ModelWithData):
         With `rescore_every=6` the smaller model is scored again after every six heads. `unit` chooses whole sets of
         heads, see `units`; `keep` then counts these. With `even`, every block keeps the same share of its heads, and a
         number of them that is `divisible_by` the given one. The pruned model is then a plain one of its library, if its
-        config holds the width of a head; where heads share keys, this needs `unit="group"` too.
+        config holds the width of a head; where heads share keys, this needs `unit="group"` too. In place of `keep`,
+        `even` may say how many heads a block keeps, by its number or name; blocks that are not named keep all.
 
         >>> [len(mask.kept) for mask in heads.masks([0.75, 2], even=True)]
         [6, 2]
+        >>> [layer.num_heads for layer in heads.prune(even={1: 3}).attention]
+        [4, 3]
         """
         if unit is not None and isinstance(self.subject, UnitModel):
             raise ValueError(f"unit={unit}: these heads are sets of heads already, leave it out")
@@ -197,7 +222,12 @@ class Heads(ModelWithData):
             found = grouped.masks(keep, by, rescore_every, even=even, divisible_by=divisible_by)
             assert isinstance(grouped.subject, UnitModel)
             return [grouped.subject.mask_of_heads(mask) for mask in found]
-        counts = [len(self.grid) - self._kept(each, even, divisible_by) for each in keep]
+        by_block = isinstance(even, dict)
+        if by_block and keep is not None:
+            raise ValueError(f"keep={[*keep]}: even={even} says how many heads stay; leave one of them out")
+        least = least_of(even, self.grid, divisible_by) if isinstance(even, dict) else {}
+        kept = [sum(least.values())] if by_block else [0.5] if keep is None else keep
+        counts = [len(self.grid) - self._kept(each, even is True, 1 if by_block else divisible_by) for each in kept]
         chosen: Any = option(by, {"scorer": Scorer, "schedule": Schedule}) if isinstance(by, str) else by
         if not isinstance(chosen, Scorer | Schedule):
             chosen = scores_of(by, self.grid)
@@ -209,10 +239,10 @@ class Heads(ModelWithData):
             schedule = chosen
         else:
             raise ValueError(f"by={by}: must be a scorer, or a schedule that uses no scores and then no rescore_every")
-        if even:
+        if even is not False:
             if not isinstance(schedule, Stepwise):
-                raise ValueError(f"by={by}: with even=True it must be a score, or a search that removes head by head")
-            schedule = replace(schedule, scope="per_block")
+                raise ValueError(f"by={by}: with even= it must be a score, or a search that removes head by head")
+            schedule = replace(schedule, keep_at_least=least) if by_block else replace(schedule, scope="per_block")
         if schedule.removes:
             self.check_removable()
         made = choices(self.scoring, scorers, schedule, counts, draws=1)
@@ -228,23 +258,42 @@ class Heads(ModelWithData):
             raise ValueError(f"divisible_by={divisible_by}: needs even=True")
         if even and keep and not kept:
             raise ValueError(f"keep={keep}: leaves no whole number in any block of {max(sizes)}")
-        if wrong := [size for size in sizes if even and (kept * size / total) % divisible_by]:
+        if even and (wrong := self._uneven(kept, divisible_by)):
             left = f"{kept * wrong[0] / total:.3g} of {wrong[0]}"
             which = f" that {divisible_by} divides" if divisible_by > 1 else ""
             raise ValueError(f"keep={keep}: leaves {left} in a block, must be a whole number{which}")
         return kept
 
+    def _uneven(self, kept: int, divisible_by: int) -> list[int]:
+        """Return the sizes of the blocks of which no number divided by `divisible_by` stays, if all keep one share."""
+        return [size for size in self.grid.sizes if (kept * size / len(self.grid)) % divisible_by]
+
+    def _cache_budget(self, given: float | int) -> float:
+        """Return a size of the cache in bytes. Raises ValueError, one line, for one that no removal brings about."""
+        if not (whole := self.cache_bytes()):
+            raise ValueError(f"cache_bytes={given}: the model cannot generate, so it keeps no keys and values")
+        if any(len(set(block.of_kv)) < block.heads for block in self.subject.blocks):
+            if self.units("group") is self:
+                raise ValueError(f"cache_bytes={given}: all heads of a layer share keys and values, which must stay")
+            raise ValueError(f'cache_bytes={given}: heads share keys and values, write unit="group" too')
+        least = self.cache_bytes(HeadMask(self.grid, frozenset(self.grid)))
+        budget = given * whole if isinstance(given, float) else given
+        if not least <= budget <= whole:
+            shares = f"{math.ceil(1000 * least / whole) / 1000} to 1.0"
+            raise ValueError(f"cache_bytes={given}: must be a share, {shares}, or a number from {least} to {whole}")
+        return budget
+
     @checked
     def prune(
         self,
-        keep: float | int = 0.5,
+        keep: Number = None,
         by: By = "ablation",
         refit: bool = False,
         fine_tune: Steps = 0,
         mask: Any = None,
         **how: Any,
     ) -> nn.Module:
-        """Return a smaller and faster copy of the model that has only the heads that `masks` keeps, see there for
+        """Return a smaller and faster copy of the model that has only the heads that `mask` keeps, see there for
         `how`; or those of a `mask` of your own (see `front.given.mask_of`).
 
         The copy is an ordinary module of the model's own class, so users can train it. Before any refit or training it

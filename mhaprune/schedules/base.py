@@ -5,14 +5,14 @@ Dimensions: N = all heads of the subject, M = masks, E = examples.
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from mhaprune.heads import HeadGrid, HeadId, HeadMask
+from mhaprune.heads import Block, HeadGrid, HeadId, HeadMask
 from mhaprune.progress import track
 from mhaprune.settings.ranges import Checked, Ge
 from mhaprune.subject import Subject
@@ -67,15 +67,20 @@ class Schedule(Checked, ABC):
         """Return one mask per budget, a number of heads to remove from the subject."""
 
 
-def all_but(keep_at_least: int, grid: HeadGrid) -> HeadMask:
+def all_but(keep_at_least: int | Mapping[Block, int], grid: HeadGrid) -> HeadMask:
     """Return the mask that keeps this number of heads in every block; smaller blocks keep all their heads."""
     left = Counter(head.block for head in grid)
     removed = set()
     for head in grid:
-        if left[head.block] > keep_at_least:
+        if left[head.block] > least_in(head.block, keep_at_least):
             left[head.block] -= 1
             removed.add(head)
     return HeadMask(grid, frozenset(removed))
+
+
+def least_in(block: Block, keep_at_least: int | Mapping[Block, int]) -> int:
+    """Return the number of heads that must stay in a block."""
+    return keep_at_least if isinstance(keep_at_least, int) else keep_at_least[block]
 
 
 @dataclass(frozen=True)
@@ -85,8 +90,8 @@ class Stepwise(Schedule):
     scope: Literal["global", "per_block"] = "global"
     """The heads that compete for removal: all heads of the model, or only heads in the blocks that have the largest
     share of their heads left."""
-    keep_at_least: Annotated[int, Ge(0)] = 0
-    """Number of heads that stay in every block."""
+    keep_at_least: Annotated[int, Ge(0)] | dict[Block, int] = 0
+    """Number of heads that stay in every block; in Python also the numbers by block."""
 
     @abstractmethod
     def path(self, evidence: Evidence) -> Iterator[HeadMask]:
@@ -106,7 +111,7 @@ class Stepwise(Schedule):
     def removable(self, evidence: Evidence, mask: HeadMask) -> list[HeadId]:
         """Return the heads that may be removed next, in the order of the grid."""
         kept = Counter(head.block for head in mask.kept)
-        spare = {block for block, count in kept.items() if count > self.keep_at_least}
+        spare = {block for block, count in kept.items() if count > least_in(block, self.keep_at_least)}
         if self.scope == "per_block" and spare:
             whole = evidence.whole or mask.grid
             sizes = dict(zip(whole.blocks, whole.sizes, strict=True))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mhaprune.heads import HeadGrid, HeadMask
-from mhaprune.schedules.base import Evidence, Schedule, Stepwise
+from mhaprune.schedules.base import Evidence, Schedule, Stepwise, least_in
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Swap(Schedule):
         exchanges = []
         for back in sorted(mask.removed, key=mask.grid.index):
             for gone in mask.kept:
-                spare = self.start.scope == "global" and kept[gone.block] > self.start.keep_at_least
+                least = least_in(gone.block, self.start.keep_at_least)
+                spare = self.start.scope == "global" and kept[gone.block] > least
                 if spare or back.block == gone.block:
                     exchanges.append(HeadMask(mask.grid, mask.removed - {back} | {gone}))
         return exchanges

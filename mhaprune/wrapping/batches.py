@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mhaprune.data import Data
+from mhaprune.wrapping.on_demand import OnDemand, as_dict, readings
 
 MASK = "attention_mask"
 IGNORED = -100
@@ -47,7 +48,7 @@ class Batches(Data):
     """
 
     fields: Mapping[str, Tensor]
-    """The tensors by name, (E, ...) each."""
+    """The tensors by name, (E, ...) each. Those of a large loader are read when they are used."""
     widths: Mapping[str, Tensor]
     """(E,): for a field with columns, the number of columns that each example had before it was padded here."""
     constants: Mapping[str, Any]
@@ -63,13 +64,18 @@ class Batches(Data):
         that cannot be read as batches."""
         if isinstance(batches, Batches):
             return batches
+        if (found := readings(batches, name)) is not None:
+            empty, read, at = found
+            seen = cls.of(empty, name)
+            if len(seen) == len(at):  # else a row is no example of the dataset
+                return replace(seen, fields=OnDemand(read, at, tuple(seen.fields)))
         if isinstance(batches, Mapping | Tensor):
             batches = [batches]
         once = isinstance(batches, Iterator)
         if not isinstance(batches, Iterable):
             raise ValueError(f"{name}: is a {type(batches).__name__}, must be a list of batches or a DataLoader")
         batches = list(batches)
-        given = [_as_dict(batch, name) for batch in batches]
+        given = [as_dict(batch, name) for batch in batches]
         if not given:
             hint = "; an iterator can be read only once, so give each split its own" if once else ""
             raise ValueError(f"{name}: holds no batches, must be a list of them{hint}")
@@ -103,11 +109,13 @@ class Batches(Data):
         return cls(fields, widths, {k: v for k, v in given[0].items() if k not in fields}, form, largest)
 
     def __len__(self) -> int:
-        return len(next(iter(self.fields.values())))
+        return len(self.fields.at if isinstance(self.fields, OnDemand) else next(iter(self.fields.values())))
 
     def __getitem__(self, index: slice | Tensor) -> Self:
         at = index.cpu() if isinstance(index, Tensor) else index
         widths = {key: width_E[at] for key, width_E in self.widths.items()}
+        if isinstance(self.fields, OnDemand):
+            return replace(self, fields=self.fields.select(at), widths=widths)
         fields = {key: value[index] for key, value in self.fields.items()}
         for key, width_E in widths.items():
             fields[key] = fields[key][:, : int(width_E.max()) if len(width_E) else 0]
@@ -116,8 +124,8 @@ class Batches(Data):
     def lengths(self) -> Tensor:
         """Return the number of tokens of each example, (E,), from the attention mask. Without a mask, count the columns
         of the first field."""
-        if MASK in self.fields and self.fields[MASK].dim() == 2:
-            return (self.fields[MASK] != 0).sum(dim=1).cpu()
+        if MASK in self.fields and self[:1].fields[MASK].dim() == 2:
+            return torch.cat([(part.fields[MASK] != 0).sum(dim=1).cpu() for part in self.batches(self.largest)])
         return next(iter(self.widths.values()), torch.ones(len(self), dtype=torch.long))
 
     def by_length(self) -> Tensor:
@@ -129,7 +137,7 @@ class Batches(Data):
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self.fields.values())).device
+        return torch.device("cpu") if isinstance(self.fields, OnDemand) else next(iter(self.fields.values())).device
 
     def converted(self, device: torch.device, dtype: torch.dtype) -> Self:
         """Return the examples on `device`, with floating-point tensors in the precision `dtype`."""
@@ -141,6 +149,8 @@ class Batches(Data):
 
     def with_dense(self, outputs: Tensor) -> Self:
         """Return the examples with the dense model's output for each, (E, ...), for a loss to compare with."""
+        if isinstance(self.fields, OnDemand):
+            return replace(self, fields=self.fields.plus(DENSE, outputs))
         return replace(self, fields={**self.fields, DENSE: outputs})
 
     def as_given(self) -> Any:
@@ -169,16 +179,6 @@ class Batches(Data):
             if mask is not None and mask.shape == (len(self), length):
                 return mask != (IGNORED if name == "labels" else 0)
         return torch.ones(len(self), length, dtype=torch.bool, device=self.device)
-
-
-def _as_dict(batch: Any, name: str) -> Mapping[str, Any]:
-    if isinstance(batch, Mapping):
-        return dict(batch)
-    if isinstance(batch, Tensor):
-        return {"0": batch}
-    if isinstance(batch, tuple | list):
-        return {str(i): value for i, value in enumerate(batch)}
-    raise ValueError(f"{name}: a batch is a {type(batch).__name__}, must be a dict, a tuple or a tensor")
 
 
 def _filled(value: Tensor, longest: int, key: str) -> Tensor:

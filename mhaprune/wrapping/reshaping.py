@@ -50,12 +50,10 @@ def give_shapes(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Map
 
 def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
     """Set attributes of modules, by path. The weights of the modules must have the new shapes already."""
-    owners = []
     for path, values in attributes.items():
         module = model.get_submodule(path)
         if any(name.startswith("config.") for name in values):
             module.config = copy.copy(module.config)  # from which only this layer reads its sizes
-            owners.append(module)
         for name, value in values.items():
             owner = module.config if name.startswith("config.") else module
             name = name.removeprefix("config.")
@@ -68,20 +66,35 @@ def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
     uneven = [path for path, values in attributes.items() if "kept_of_kv" in values or "kept_heads" in values]
     if uneven:
         register()
-    for part in {_with_attention(model, path) for path in uneven}:
+    for part in {part: None for path in uneven for part in _with_attention(model, path)}:
+        part.set_attn_implementation = partial(switch_attention, part)
         eager = getattr(part.config, "_attn_implementation", None) in ("eager", UNEVEN[1])
-        name = UNEVEN[eager or not getattr(part, "_supports_sdpa", True)]
-        part.set_attn_implementation(name)
-        for module in owners:
-            module.config._attn_implementation = name
+        part.set_attn_implementation(UNEVEN[eager or not getattr(part, "_supports_sdpa", True)])
 
 
-def _with_attention(model: Any, path: str) -> Any:
-    """Return the outermost model of transformers that holds the module at `path`."""
-    for place, part in model.named_modules():
-        if hasattr(part, "set_attn_implementation") and path.startswith(f"{place}." if place else ""):
-            return part
-    raise ValueError(f"{path}: loses heads unevenly, which only a model of transformers can")
+def _with_attention(model: Any, path: str) -> list[Any]:
+    """Return the models of transformers that hold the module at `path`, the outermost first."""
+    parts = ((place, part) for place, part in model.named_modules() if hasattr(part, "set_attn_implementation"))
+    if not (found := [part for place, part in parts if path.startswith(f"{place}." if place else "")]):
+        raise ValueError(f"{path}: loses heads unevenly, which only a model of transformers can")
+    return found
+
+
+def switch_attention(part: Any, attn_implementation: Any, **_: Any) -> None:
+    """Switch a model that lost heads unevenly to fused or eager attention, in the form that `attend` computes. This
+    replaces the `set_attn_implementation` of the model."""
+    plain = ("sdpa", "eager")
+    if attn_implementation not in (*plain, *UNEVEN):
+        allowed = "must be sdpa or eager, as heads were removed unevenly"
+        raise ValueError(f"attn_implementation={attn_implementation}: {allowed}")
+    if attn_implementation in plain:
+        part.get_correct_attn_implementation(attn_implementation)  # raises if the model has none of this kind
+        attn_implementation = UNEVEN[plain.index(attn_implementation)]
+    type(part).set_attn_implementation(part, attn_implementation)
+    modules = [module for module in part.modules() if hasattr(getattr(module, "config", None), "_attn_implementation")]
+    shared = {id(module.config) for module in modules if hasattr(module, "set_attn_implementation")}
+    for config in (module.config for module in modules if id(module.config) not in shared):
+        config._attn_implementation = attn_implementation  # of a single layer, see `finish`
 
 
 def keep_numbers(model: Any, path: str, kept: Sequence[int], dim: int, heads: int) -> Tensor:

@@ -217,6 +217,12 @@ class WrappedModel(GatedModel):
         features = sum(len({row for head in rows.heads for row in head}) for rows in made)
         return batch_size * length * features * self.dtype.itemsize
 
+    @property
+    def largest_in_cache(self) -> int:
+        """The bytes of keys and values of the largest head, for one position."""
+        rows = [rows for block in self.blocks for rows in (block.key, block.value) if isinstance(rows, Rows)]
+        return 2 * max(len(head) for each in rows for head in each.heads) * self.dtype.itemsize
+
     @cached_property
     def two_sided(self) -> bool:
         """True if the model has an encoder and a decoder, each with positions of its own."""

@@ -1,15 +1,22 @@
 """A user's batches, put together and taken apart, and losses of them against the same by hand."""
 
+import pickle
+from dataclasses import replace
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from mhaprune import losses
+from mhaprune import losses, wrap
+from mhaprune.wrapping import on_demand
 from mhaprune.wrapping.batches import Batches
+from mhaprune.wrapping.on_demand import OnDemand
+from support.classifier import Classifier
 
 
 def text(*ids: list[int]) -> dict[str, Tensor]:
@@ -74,6 +81,106 @@ def test_padding_is_not_real() -> None:
 def test_batches_that_cannot_be_used_are_refused(batches: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"score: {message}"):
         Batches.of(batches, "score")
+
+
+class Reader(Classifier):
+    """A model that reads no padding."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        x = self.embedding(input_ids)
+        for attention in self.attention:
+            x = x + attention(x, x, x, key_padding_mask=attention_mask == 0)[0]
+        return {"last_hidden_state": self.output(x)}
+
+
+class Read(Dataset[Any]):
+    """Texts of different lengths, which notes how many of them are read at once."""
+
+    def __init__(self, draws: bool = False) -> None:
+        self.draws, self.at_once = draws, [0]
+
+    def __len__(self) -> int:
+        return 13
+
+    def __getitem__(self, n: int) -> Tensor:
+        self.at_once[-1] += 1
+        drawn = torch.randint(1, 6, (1,)) if self.draws else torch.tensor([n % 5 + 1])
+        return torch.cat([drawn, torch.arange(n % 4 + 2) + 1])
+
+    def loader(self, **how: Any) -> DataLoader[Any]:
+        return DataLoader(self, batch_size=4, collate_fn=self.collated, **how)
+
+    def collated(self, texts: list[Tensor]) -> dict[str, Tensor]:
+        self.at_once.append(0)
+        return text(*pad_sequence(texts, batch_first=True).tolist())
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every split is one that does not fit into memory."""
+    monkeypatch.setattr(on_demand, "LARGE", 0)
+
+
+def test_a_large_loader_is_read_again_for_each_batch_with_the_same_results(large: None) -> None:
+    torch.manual_seed(0)
+    model, dataset = Reader(), Read()
+    loader = dataset.loader()
+    held = wrap(model, losses.drift, score=list(loader), choose=list(loader), report=list(loader))
+    read = wrap(model, losses.drift, score=loader, choose=loader, report=loader)
+    assert isinstance(read.splits.score.fields, OnDemand)
+    assert torch.equal(read.splits.score.lengths(), held.splits.score.lengths())
+    for scorer in ("ablation", "taylor", "gate_output", "ablation_resample"):
+        columns = ["head", "score", "score_low"]
+        pd.testing.assert_frame_equal(read.score(scorer)[columns], held.score(scorer)[columns], rtol=1e-5)
+    mask = read.mask(keep=2, by=[1, 2, 3, 4, 8, 7, 6, 5])
+    pd.testing.assert_frame_equal(read.evaluate(mask), held.evaluate(mask), rtol=1e-5)
+    assert max(dataset.at_once) <= 4, "never more than the largest batch"
+    small = [heads.prune(mask=mask, refit=True, fine_tune=3).state_dict() for heads in (read, held)]
+    torch.testing.assert_close(*small, rtol=1e-3, atol=1e-4)
+
+
+def test_a_batch_of_a_large_loader_is_read_once_and_goes_to_others_as_tensors(large: None) -> None:
+    dataset = Read()
+    found = on_demand.readings(dataset.loader(), "score")
+    assert found is not None
+    assert all(part.is_meta for batch in found[0] for part in batch.values()), (
+        "no numbers are kept of the first reading"
+    )
+    data = Batches.of(dataset.loader(), "score")
+    before = sum(dataset.at_once)
+    batch = data[torch.tensor([12, 3])]
+    assert len(batch) == 2
+    assert sum(dataset.at_once) == before, "not read yet"
+    twice = [batch.arguments(), batch.converted(torch.device("cpu"), torch.double).arguments()]
+    sent = pickle.loads(pickle.dumps(replace(batch, form=dict)))
+    assert sum(dataset.at_once) == before + 2
+    assert type(sent.fields) is dict
+    for given in (*twice, sent.arguments()):
+        assert given["input_ids"].tolist() == [[3, 1, 2, 0, 0, 0], [4, 1, 2, 3, 4, 5]]
+
+
+def test_a_shuffled_loader_keeps_the_order_of_its_first_reading(large: None) -> None:
+    data = Batches.of(Read().loader(shuffle=True), "score")
+    once, again = (torch.cat([part.fields["input_ids"].sum(dim=1) for part in data.batches(4)]) for _ in range(2))
+    assert torch.equal(once, again)
+    assert len(set(data.fields.at.tolist())) == 13  # type: ignore[attr-defined]
+
+
+def test_what_cannot_be_read_again_and_what_is_small_stays_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = torch.manual_seed(1) and torch.cat([batch["input_ids"].sum(1) for batch in Read().loader(shuffle=True)])
+    torch.manual_seed(1)
+    small = Batches.of(Read().loader(shuffle=True), "score")
+    assert type(small.fields) is dict
+    assert torch.equal(small.fields["input_ids"].sum(dim=1), order), "looking does not change the order"
+    monkeypatch.setattr(on_demand, "LARGE", 0)
+    assert type(Batches.of(Read(draws=True).loader(), "score").fields) is dict
+    doubled = DataLoader(Read(), batch_size=2, collate_fn=lambda texts: {"x": torch.ones(2 * len(texts), 3)})
+    assert len(Batches.of(doubled, "score")) == 26
+    assert type(Batches.of(doubled, "score").fields) is dict
+    many = DataLoader(TensorDataset(torch.rand(5, 3), torch.arange(5)), batch_size=2)
+    assert [part.tolist() for part in Batches.of(many, "score")[1:3].arguments()][1] == [1, 2]
+    with pytest.raises(ValueError, match="score: batches differ in length .0. and have no attention_mask"):
+        Batches.of(DataLoader([torch.ones(n) for n in (3, 4)]), "score")  # type: ignore[arg-type]
 
 
 LOGITS = torch.randn(3, 4, 7, generator=torch.Generator().manual_seed(0))

@@ -279,6 +279,24 @@ def test_an_eager_model_that_lost_heads_unevenly_still_shows_its_attention_weigh
     assert [weights.shape[1] for weights in shown] == [3, 2]
 
 
+@pytest.mark.parametrize("name", ["llama", "phi3", "t5", "umt5"])
+def test_a_model_that_lost_heads_unevenly_can_be_switched_to_eager_and_back(name: str, tmp_path: Path) -> None:
+    """Also after it was saved, and a part of it; phi3 has a config of its own in each layer that was cut."""
+    family = FAMILIES.get(name) or SINGLE[name]
+    heads = wrap(make(family), size_of_output, score=[batch_of(family)])
+    mhaprune.save(heads.prune(mask=HeadMask(heads.grid).without(heads.grid.heads[0])), tmp_path / "small")
+    small: Any = load_folder(tmp_path / "small")
+    expected = said(small, family)
+    for model in (small, small.get_encoder() if "t5" in name else small.model):
+        for kind in ("eager", "sdpa"):
+            model.set_attn_implementation(kind)
+            used = {part.config._attn_implementation for part in model.modules() if hasattr(part, "config")}
+            assert used == {"mhaprune_uneven" + "_eager" * (kind == "eager")}
+            torch.testing.assert_close(said(small, family), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="attn_implementation=flex_attention: must be sdpa or eager, as heads were"):
+        small.set_attn_implementation("flex_attention")
+
+
 def test_eager_heads_that_share_one_key_are_found() -> None:
     sizes = {"vocab_size": 41, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = make(Family("FalconConfig", "FalconForCausalLM", sizes | {"multi_query": True}), "eager")

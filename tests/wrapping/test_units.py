@@ -124,6 +124,55 @@ def test_half_of_the_groups_take_half_of_the_cache(llama: Heads) -> None:
     assert llama.cache_bytes(mask, 3, 7) == cached(llama.prune(mask=mask))
 
 
+@pytest.mark.parametrize("by", ["magnitude", "greedy", "swap_after_greedy"])
+def test_as_many_groups_stay_as_fit_into_the_cache(by: str, llama: Heads) -> None:
+    groups, whole = llama.units("group"), llama.cache_bytes()
+    subject: Any = groups.subject
+    assert cached(groups.prune(cache_bytes=0.5, by=by)) == cached(llama.subject.model) / 2
+    for budget, left in ((1.0, 4), (whole, 4), (0.74, 2), (whole - 1, 3), (whole // 2, 2)):
+        mask = groups.mask(by=by, cache_bytes=budget)
+        assert groups.cache_bytes(mask) == whole * left / 4
+        assert llama.mask(by=by, unit="group", cache_bytes=budget) == subject.mask_of_heads(mask)
+
+
+def test_a_layer_without_heads_keeps_a_part_of_the_cache(llama: Heads) -> None:
+    """Its silent head does. So a third group must go before two of four leave the cache."""
+    groups = llama.units("group")
+    assert names(groups.mask(by=[1, 2, 3, 4], cache_bytes=0.5).kept) == ["1.2"]
+    assert names(groups.mask(by=[1, 3, 2, 4], cache_bytes=0.5).kept) == ["0.2", "1.2"]
+    assert names(groups.mask(by=[1, 2, 3, 4], cache_bytes=0.74, even=True).kept) == ["0.2", "1.2"]
+    assert len(llama.mask(by="magnitude", unit="block", cache_bytes=0.8).kept) == 4
+
+
+def test_heads_of_an_encoder_keep_nothing_in_the_cache() -> None:
+    heads = heads_of("bart")
+    by = {str(head): head.head + ("encoder" not in str(head)) for head in heads.grid}
+    mask, whole = heads.mask(by=by, cache_bytes=0.5), heads.cache_bytes()
+    assert {head.site for head in mask.removed} > {"encoder.self_attn"}
+    assert heads.cache_bytes(mask) <= whole / 2 < heads.cache_bytes(heads.mask(len(mask.kept) + 1, by=by))
+
+
+def test_a_cache_that_cannot_become_so_small_is_refused(llama: Heads) -> None:
+    with pytest.raises(ValueError, match='^cache_bytes=0.5: heads share keys and values, write unit="group" too$'):
+        llama.prune(cache_bytes=0.5)
+    with pytest.raises(ValueError, match="^cache_bytes=0.5: all heads of a layer share keys and values"):
+        sharing_all().prune(cache_bytes=0.5)
+    whole = llama.cache_bytes()
+    for budget in (0.4, whole // 2 - 1, whole + 1, 1.5, -1):
+        with pytest.raises(
+            ValueError, match=rf"={budget}: must be a share, 0.5 to 1.0, or a .* {whole // 2} to {whole}$"
+        ):
+            llama.mask(unit="group", cache_bytes=budget)
+    for how in ({"keep": 2}, {"even": {0: 1}}):
+        with pytest.raises(ValueError, match="cache_bytes=0.5: says how many heads stay, as keep= or even= does"):
+            llama.mask(unit="group", cache_bytes=0.5, **how)
+    for name, wrong in {"divisible_by": 0, "even": "yes", "by": "one_shot", "rescore_every": 0.5}.items():
+        with pytest.raises(ValueError, match=f"^{name}={wrong}|^{name}='{wrong}'"):
+            llama.mask(**{"unit": "group", "cache_bytes": 0.5, "even": True, name: wrong})
+    with pytest.raises(ValueError, match="cache_bytes=0.5: the model cannot generate"):
+        heads_of("bert").mask(cache_bytes=0.5)
+
+
 def test_sets_of_heads_generate_and_keep_what_a_silent_head_keeps(llama: Heads) -> None:
     groups = llama.units("group")
     mask = groups.mask(keep=2, by="magnitude")
@@ -155,11 +204,16 @@ def test_single_heads_of_groups_keep_the_cache_and_groups_of_unequal_size_are_re
         smaller.units("group")
 
 
-def test_where_all_heads_share_keys_each_head_is_a_unit() -> None:
+def sharing_all() -> Heads:
+    """Return the heads of a model in which all heads of a layer share keys and values."""
     torch.manual_seed(0)
     settings = {**FAMILIES["llama"].settings, "num_key_value_heads": 1}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
-    heads = wrap(model, size_of_output, score=[batch_of(FAMILIES["llama"])])
+    return wrap(model, size_of_output, score=[batch_of(FAMILIES["llama"])])
+
+
+def test_where_all_heads_share_keys_each_head_is_a_unit() -> None:
+    heads = sharing_all()
     assert heads.units("group") is heads
     assert len(heads.units("block").grid) == 2
 
@@ -205,6 +259,26 @@ def test_even_counts_are_whole_and_divisible(llama: Heads) -> None:
         llama.mask(3, "magnitude", even=True)
     with pytest.raises(ValueError, match=r"keep=0.25: leaves 1 of 4 in a block, must be a whole number that 2 divides"):
         llama.mask(0.25, "magnitude", even=True, divisible_by=2)
+
+
+@pytest.mark.parametrize("by", ["ablation", "greedy", "greedy_refit"])
+def test_each_block_keeps_the_number_that_is_given_for_it(by: str, llama: Heads) -> None:
+    small: Any = llama.prune(by=by, even={"self_attn.0": 1, 1: 3})
+    assert [layer.self_attn.q_proj.out_features for layer in small.model.layers] == [8, 24]
+    assert llama.mask(by=by, even={1: 2}).kept[:4] == llama.grid.heads[:4], "a block without a number keeps all"
+    assert not llama.mask(by=by, even={}).removed
+
+
+def test_each_block_keeps_its_best_heads_or_groups(llama: Heads) -> None:
+    by = [8, 7, 6, 5, 1, 2, 3, 4]
+    assert names(llama.mask(by=by, even={0: 1, 1: 3}).kept) == ["0.0", "1.1", "1.2", "1.3"]
+    groups = llama.mask(by=[2, 1, 0, 3], even={0: 1}, unit="group")
+    assert names(groups.kept) == ["0.0", "0.1", "1.0", "1.1", "1.2", "1.3"]
+    assert [len(mask.kept) for mask in llama.masks(by=by, even={0: 0, 1: 2})] == [2]
+    with pytest.raises(ValueError, match="even=0: keeps 3, must be a whole number from 0 to 2$"):
+        llama.mask(unit="group", even={0: 3})
+    with pytest.raises(ValueError, match=r"even=0.5: names 0 layers, must be one of self_attn.0, self_attn.1"):
+        llama.mask(even={0.5: 3})
 
 
 FORMS: list[Any] = [
