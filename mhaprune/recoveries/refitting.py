@@ -81,7 +81,7 @@ def refit(
     model = left.copied()
     walk = zip(model.last_maps(shown.batches), shown.streams, strict=True)
     for each, wanted in track(walk, "sublayers", len(shown.streams)):
-        if each.heads is None and (by_head or not feed_forward):
+        if each.heads is None and not feed_forward:
             continue
         pairs = zip(each.parts, wanted, strict=True)
         parts = [(inputs_TW, wanted_TD - stream_TD) for (inputs_TW, stream_TD), wanted_TD in pairs]

@@ -298,11 +298,11 @@ def test_a_recovery_that_chooses_is_compared_with_its_heads_removed_from_the_mod
 ) -> None:
     chooser = FineTuneGates(steps=3, gates=Subset())
     work = trials_of(study, gates=chooser, refit=Refit())
-    none, some = work.choosing("gates", [0, 3])
+    none, some = work.choosing("gates", [0, 2])
     assert [none.columns[name] for name in ("schedule", "scorer", "recovery")] == ["gates"] * 3
-    assert [none.columns["heads_removed"], some.columns["heads_removed"]] == [0, 3]
+    assert [none.columns["heads_removed"], some.columns["heads_removed"]] == [0, 2]
     assert [none.columns["steps"], some.columns["steps"]] == [0, 3]
-    model, _ = chooser.keeping(len(study.subject.grid) - 3)(lesson_in(study), study.subject, 0, None, print)
+    model, _ = chooser.keeping(len(study.subject.grid) - 2)(lesson_in(study), study.subject, 0, None, print)
     assert some.columns["quality"] == exact(model, study.splits.report)
     assert some.plan.mask.kept == tuple(model.grid)
     plain, refitted = work.after([some.plan])
