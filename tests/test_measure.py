@@ -1,7 +1,9 @@
 """What is measured of a model, the intervals that go with it, and its time."""
 
+import random
 import time
 from collections import Counter
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -12,11 +14,12 @@ import torch
 import torch.nn.functional as F
 
 from mhaprune.data import Examples, Splits
-from mhaprune.measure.columns import accuracy_columns, choose_columns
+from mhaprune.measure.columns import accuracy_columns, choose_columns, edits, symbol_errors
 from mhaprune.measure.outcomes import greedy_disagreements, mean_outputs, measure
 from mhaprune.measure.times import COPIES, copies, device_name, in_turn, ratios
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval
+from mhaprune.tasks.sort import Sort
 from mhaprune.wrapping.losses import LossAndQuality
 
 
@@ -53,6 +56,48 @@ def test_exact_match_is_that_of_greedy_decoding(
     wrong = int((measure(model, splits.score).quality == 0).sum())
     assert wrong > 0
     assert greedy_disagreements(model, splits.score) == wrong
+
+
+@cache
+def plain_edits(first: str, second: str) -> int:
+    if not first or not second:
+        return len(first) + len(second)
+    if first[0] == second[0]:
+        return plain_edits(first[1:], second[1:])
+    return 1 + min(plain_edits(*pair) for pair in ((first[1:], second), (first, second[1:]), (first[1:], second[1:])))
+
+
+def test_edits_are_the_fewest() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        first, second = ("".join(draw.choices("ab1", k=draw.randrange(7))) for _ in range(2))
+        assert edits(first, second) == plain_edits(first, second)
+
+
+def test_the_symbol_error_rate_counts_edits_of_the_whole_answers(
+    model: Seq2Seq, task: Sort, splits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers with one symbol left out, one put in twice or none changed; the interval is that of the bootstrap."""
+    examples, counts = splits.report, []
+
+    def predict(self: Seq2Seq, batch: Examples) -> torch.Tensor:
+        answers = torch.zeros(len(batch), batch.target.shape[1] + 1, dtype=torch.long)
+        for e, target in enumerate(batch.target.tolist()):
+            right = [token for token in target if token > 2]
+            kind = (sum(target) + len(right)) % 3
+            said = [right[1:], [right[0], *right], right][kind]
+            answers[e, : len(said) + 1] = torch.tensor([*said, 2])
+            counts.append((int(kind < 2), len(right)))
+        return answers
+
+    monkeypatch.setattr(Seq2Seq, "predict", predict)
+    values = symbol_errors(model, task, examples)
+    errors, symbols = np.array(counts).T
+    assert values.mean() == pytest.approx(errors.sum() / symbols.sum())
+    draws = np.random.default_rng(0).integers(len(counts), size=(4000, len(counts)))
+    spread = np.std(errors[draws].sum(axis=1) / symbols[draws].sum(axis=1))
+    assert np.std(values) / len(values) ** 0.5 == pytest.approx(spread, rel=0.06)
+    assert len(set(symbols)) > 1
 
 
 def test_mean_outputs_leave_padding_out(model: Seq2Seq, splits: Splits) -> None:

@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar
 from mhaprune.experiments.base import Experiment, Findings
 from mhaprune.measure.columns import evaluate
 from mhaprune.reporting.headline import Number, share_number
-from mhaprune.reporting.sentences import say_accuracy
+from mhaprune.reporting.sentences import say_accuracy, share
 from mhaprune.reporting.training import training_curve
 from mhaprune.settings.ranges import Ge
 from mhaprune.studies.study import Study
-from mhaprune.tables import QUALITY, Tables, quality_name
+from mhaprune.tables import ERROR_RATE, QUALITY, Tables, quality_name
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class Train(Experiment):
     @staticmethod
     def say(tables: Tables) -> Iterator[str]:
         yield say_accuracy(tables["accuracy"])
+        row = tables["accuracy"].iloc[0]
+        ends = f"95 % interval {share(row[f'{ERROR_RATE}_low'])} to {share(row[f'{ERROR_RATE}_high'])}"
+        yield f"The symbol error rate is {share(row[ERROR_RATE])} ({ends}): edits per symbol of the right answers."
 
     @staticmethod
     def headline(tables: Tables) -> list[Number]:

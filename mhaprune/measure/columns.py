@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 
 from mhaprune.data import Data, Examples
-from mhaprune.measure.outcomes import measure
+from mhaprune.measure.outcomes import BATCH_SIZE, measure
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval, with_interval
 from mhaprune.subject import Outcome, Subject
-from mhaprune.tables import CHOOSE_DROP, ENDS, QUALITY, join_names
+from mhaprune.tables import CHOOSE_DROP, ENDS, ERROR_RATE, QUALITY, join_names
 from mhaprune.tasks.base import Task
 
 
@@ -18,12 +18,46 @@ def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict
     first `shown` examples)."""
     outcome = measure(subject, report)
     heads = {"heads_total": len(subject.grid), "heads": join_names(subject.grid)}
-    accuracy = heads | accuracy_columns(outcome) | size_columns(subject, report)
+    accuracy = heads | accuracy_columns(outcome) | with_interval(ERROR_RATE, symbol_errors(subject, task, report))
+    accuracy |= size_columns(subject, report)
     return {
         "accuracy": pd.DataFrame([accuracy]),
         "groups": by_group(outcome, [task.group(source) for source in report.source.tolist()]),
         "examples": answers(subject, task, report[:shown]),
     }
+
+
+def symbol_errors(subject: Subject, task: Task, examples: Examples) -> np.ndarray:
+    """Return a number for each example, (E,), whose mean over examples is the symbol error rate under greedy decoding:
+    the edits that turn all answers into the right ones, per symbol of the right ones.
+
+    A rate is a ratio of two sums over examples. The spread of these numbers is that of the ratio (Cochran 1977, section
+    2.11).
+    """
+    counts = []
+    for batch in examples.batches(BATCH_SIZE):
+        for target, answer in zip(batch.target.tolist(), subject.predict(batch).tolist(), strict=True):
+            right, said = task.vocabulary.decode(target), task.vocabulary.decode(answer)
+            counts.append((edits(said, right), len(right)))
+    errors_E, symbols_E = np.array(counts, dtype=float).T
+    rate = errors_E.sum() / symbols_E.sum()
+    linear_E: np.ndarray = rate + (errors_E - rate * symbols_E) / symbols_E.mean()
+    return linear_E
+
+
+def edits(first: Sequence[str], second: Sequence[str]) -> int:
+    """Return the smallest number of insertions, deletions and exchanges of symbols that turn one sequence into the
+    other (Levenshtein 1966).
+
+    >>> edits("kitten", "sitting")
+    3
+    """
+    costs = list(range(len(second) + 1))
+    for i, symbol in enumerate(first, 1):
+        before, costs[0] = costs[0], i
+        for j, other in enumerate(second, 1):
+            before, costs[j] = costs[j], min(costs[j] + 1, costs[j - 1] + 1, before + (symbol != other))
+    return costs[-1]
 
 
 def answers(subject: Subject, task: Task, examples: Examples) -> pd.DataFrame:

@@ -125,6 +125,7 @@ def test_its_folder_is_read_as_it_was_written(done: Done) -> None:
 
 def test_what_a_training_says(snapshot: Any) -> None:
     row = {"quality": 0.9, "quality_low": 0.85, "quality_high": 0.94, "token_accuracy": 0.99}
+    row |= {"symbol_error_rate": 0.025, "symbol_error_rate_low": 0.01, "symbol_error_rate_high": 0.04}
     snapshot("train", {"a model": Train.say({"accuracy": pd.DataFrame([row])})})
 
 
