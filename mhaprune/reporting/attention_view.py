@@ -10,7 +10,7 @@ import pandas as pd
 
 from mhaprune.heads import HeadId, block_label
 from mhaprune.reporting.head_map import REMOVED, Verdict
-from mhaprune.reporting.plots import SIGNS, number
+from mhaprune.reporting.plots import SIGNS, amount, number
 from mhaprune.tables import HEAD, LOSS_RISE, QUALITY, Tables, blocks_in, in_unit, named, quality_name
 
 MOST_WEIGHTS = 150_000
@@ -56,7 +56,7 @@ def _tiles(heads: pd.DataFrame, rows: list[tuple[str, int]], verdict: Verdict) -
     for id_, head in zip(named(heads), heads.to_dict("records"), strict=True):
         score = head["score"]
         words = [head["name"]] if head["name"] else []
-        words += [] if isnan(score) else [f"{verdict.scorer} {number(score, 4)}"]
+        words += [] if isnan(score) else [f"{verdict.scorer} {amount(score)}"]
         yield {
             "name": str(id_),
             "row": rows.index((id_.site, id_.layer)),

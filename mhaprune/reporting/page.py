@@ -61,7 +61,8 @@ def proof_sentences(checks: Mapping[str, float]) -> list[str]:
     if "greedy_decoding_disagreements" in checks:
         count = int(checks["greedy_decoding_disagreements"])
         lines.append(
-            f"Greedy decoding with the KV cache and exact match disagree on {count} examples of the report split."
+            "Exact match was checked by writing the answers with the KV cache:"
+            f" {count or 'no'} example{'s' * (count > 1)} of the report split differ{'s' * (count < 2)}."
         )
     return lines
 

@@ -127,12 +127,12 @@ def test_tokens_are_no_markup_of_the_page() -> None:
 def test_a_browser_shows_where_a_token_looks_and_who_looks_at_it(tmp_path: Path) -> None:
     now = 'document.querySelector(".tv-now").textContent'
     said = unescape(after(page(), f"return {now}", tmp_path))
-    assert said == "“</script><b>” (1) looks most at “begin” (0), with 50 % of its attention."
+    assert said == "“</script><b>” (position 1) looks most at “begin” (position 0), with 50 % of its attention."
     point = 'document.querySelectorAll(".tv-chips")[{}].querySelectorAll("button")[{}].dispatchEvent(new Event("{}"));'
     looked = after(page(), point.format(1, 0, "focus") + f"return {now}", tmp_path)
-    assert looked == "Most attention on “begin” (0) comes from “begin” (0), 100 % of what that one has."
+    assert looked == "“begin” (position 0) gets most from “begin” (position 0), 100 % of its attention."
     looking = after(page(), point.format(0, 2, "mouseenter") + f"return {now}", tmp_path)
-    assert looking == "“b” (2) looks most at “b” (2), with 50 % of its attention."
+    assert looking == "“b” (position 2) looks most at “b” (position 2), with 50 % of its attention."
 
 
 @needs_browser

@@ -73,8 +73,8 @@ def say(tables: Tables) -> Iterator[str]:
 def _which(row: dict[Any, Any]) -> str:
     """Return a sentence that names the removed heads."""
     names, after = by_block(head_names(row["removed"])), row["recovery"]
-    which = "The heads removed" if after == NOTHING else f"Those before {after}"
-    return f"{which}, as chosen by {row['scorer']} (site.layer: heads, counted from 0): {names}."
+    which = "" if after == NOTHING else f" before {after}"
+    return f"The heads removed{which}, as chosen by {row['scorer']} (site.layer: heads, counted from 0): {names}."
 
 
 def head_map(tables: Tables) -> Verdict:
@@ -175,7 +175,12 @@ def latency_curves(tables: Tables) -> Plot | None:
         where = (-4, 6) if "ha" in side else (5, -5)
         look = {"textcoords": "offset points", "fontweight": "bold", **side}
         axes.annotate(words, (row["heads_removed"], row["speedup"]), where, **look)
-    plots.legend_above(figure, axes)
+    gains = []
+    for row, recovery in marked.values():
+        without = f"without {int(row['heads_removed'])}{f' {units}' if recovery == NOTHING else f' after {recovery}'}"
+        noisy = floor.iloc[0] <= row["speedup_q3"] and row["speedup_q1"] <= floor.iloc[1]
+        gains.append(f"{row['speedup']:.2f} {without}{' (within the noise)' if noisy else ''}")
+    plots.legend_above(figure, axes, f"Times as fast: {', '.join(gains)}" if gains else "")
     caption = (
         f"How many times as fast {timed_name(tables)} is with {units} really removed. Bars are quartiles over rounds in"
         " which all models take turns; within the grey strip there is no difference to be seen. Numbers stand at the"

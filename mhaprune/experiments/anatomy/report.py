@@ -128,7 +128,7 @@ def scaling(tables: Tables) -> Plot:
         axes.set_xticks(table["head_dim"].unique(), table["head_dim"].unique())
     keys = int(table["num_keys"].iloc[0])
     entropy.axhline(np.log(keys), color="black", linestyle=":", linewidth=1, label=f"all {keys} keys alike")
-    legend_above(figure, entropy)
+    legend_above(figure, entropy, "Without the division wide heads look at one key, and little can be learned from it")
     caption = (
         "Why scores are divided by √d_head. With components drawn from a standard normal distribution, scores spread by"
         " √d_head. If they are not divided, softmax gives nearly all weight to one key, and its gradient is nearly 0."

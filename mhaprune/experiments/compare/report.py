@@ -48,7 +48,7 @@ def say(tables: Tables) -> Iterator[str]:
             f"{'' if row['oracle'] == 'exact' else ' found'}, on average over the budgets."
         )
         if better:
-            yield f"Surely better on the report split than {first}: {better}."
+            yield f"At 95 % confidence better than {first} on the report split: {better}."
 
 
 def _passes(count: float) -> str:
@@ -88,7 +88,8 @@ def over_runs(tables: Tables) -> Iterator[str]:
             if others:
                 more = 100 * (regrets[others[0]] - regrets[first])
                 low, high = student_interval(more)
-                line += f"; {others[0]} comes next, by {points_over_runs(more)} more"
+                change = f"{points_over_runs(more)} more" if more.mean() >= 0 else f"{points_over_runs(-more)} less"
+                line += f"; {others[0]} is second there, and its heads lose {change}"
                 line += ", which is within the noise" if low <= 0 <= high else ""
             yield f"{line}."
 
@@ -167,8 +168,9 @@ def regret_map(tables: Tables) -> Plot | None:
             " Grey columns: there even the best subset keeps less than half of it, and the title leaves them out."
         )
     if chosen:
-        which = [f"{row.choice} {limit_words(row.most_passes)}" for row in tables["winner"].itertuples()]
-        caption += f" In bold is the cheapest of those that do best, and so is chosen: {' and '.join(which)}."
+        choices = tables["winner"].groupby("choice", sort=False)["most_passes"]
+        which = (f"{name} {' and '.join(map(limit_words, limits))}" for name, limits in choices)
+        caption += f" Bold is the cheapest of those that do best: {' and '.join(which)}."
     return Plot("regret", caption, figure)
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from math import isnan
 
+import pandas as pd
+
 from mhaprune.heads import HeadId
 from mhaprune.reporting import plots
 from mhaprune.reporting.plots import Plot, needs, number
@@ -29,6 +31,14 @@ def say_alignment(tables: Tables) -> Iterator[str]:
         )
 
 
+def _title(table: pd.DataFrame) -> str:
+    """Return how well ablation or, without it, the first scorer agrees with alignment; empty if unknown."""
+    names = list(table["scorer"].unique())
+    name = REFERENCE if REFERENCE in names else names[0]
+    rho = table.loc[table["scorer"] == name, "spearman"].iloc[0]
+    return "" if isnan(rho) else f"Alignment and {name} have a rank correlation of {number(rho, 2)}"
+
+
 @needs("alignment")
 def alignment_scores(tables: Tables) -> Plot | None:
     """Draw each score of the cross-attention heads against how well they align: a panel per scorer."""
@@ -49,7 +59,7 @@ def alignment_scores(tables: Tables) -> Plot | None:
         axes.set(title=title, ylabel=label, xlim=(-0.03, 1.03))
         axes.tick_params(labelbottom=True, labelleft=True)
         if i == 0:
-            plots.legend_above(figure, axes, "Do the heads that align matter?")
+            plots.legend_above(figure, axes, _title(table))
     caption = (
         "Each number is a head of cross-attention. To the right are heads"
         " whose largest weight is often on the source symbols that the written symbol stands for; high up are heads"

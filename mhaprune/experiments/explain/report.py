@@ -134,9 +134,8 @@ def head_map(tables: Tables) -> Verdict:
     within = f"{tolerance:g}{in_unit(tables)}"
     meaning = (
         f"Blue tiles are heads that cost more than {within} when they alone are closed; empty tiles are heads that cost"
-        " less. Both are sure at 95 % confidence for all claims of a kind together, on the score split. Pale tiles with"
-        " a blue line are not decided: their cost is so near to it, or differs so much between examples, that both"
-        " are possible."
+        " less. Both hold at 95 % confidence on the score split, for all tiles of a kind together. Pale tiles with"
+        f" a blue line are undecided: their cost is too near to {within}, or differs too much between examples."
     )
     return Verdict(heads, first["scorer"], title, meaning, together=False, tables=("looks", "heads"))
 

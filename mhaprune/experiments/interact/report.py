@@ -43,9 +43,9 @@ def say(tables: Tables) -> Iterator[str]:
     count = pairs["kind"].value_counts()
     more, less, full = (int(count.get(kind, 0)) for kind in (STAND_IN, TOGETHER, BROKEN))
     yield (
-        f"{more or 'None'} of {len(pairs)} pairs of heads {STAND_IN}: together they cost at least"
+        f"Pairs of heads that {STAND_IN}: {more or 'none'} of {len(pairs)}. Together they cost at least"
         f" {pairs['tolerance'].iloc[0]:g}{unit} more than the sum of both alone, at 95 % confidence for all pairs"
-        f" together. {less or 'None'} {TOGETHER}: they cost as much less."
+        f" together. Pairs that {TOGETHER}, and so cost as much less: {less or 'none'}."
     )
     if full:
         half = "half of the answers" if quality_name(tables) == "exact match" else f"half of {quality_name(tables)}"
@@ -122,8 +122,8 @@ def interactions(tables: Tables) -> Plot | None:
         image, ax=axes, shrink=0.8, ticks=[-top, -top / 4, 0, top / 4, top], format=lambda value, _: signed(value)
     )
     bar.set_label(f"cost together beyond the sum{in_brackets(tables)}")
-    counts = (f"{int((pairs['kind'] == kind).sum())} {kind}" for kind in (STAND_IN, TOGETHER))
-    figure.suptitle(wrapped(f"Pairs of heads: {', '.join(counts)}", figure.get_figwidth() - 1))
+    counts = (f"that {kind}: {int((pairs['kind'] == kind).sum())}" for kind in (STAND_IN, TOGETHER))
+    figure.suptitle(wrapped(f"Pairs of heads {', '.join(counts)}", figure.get_figwidth() - 1))
     caption = (
         "What two heads cost together beyond the sum of what each costs alone, in loss on the report split. Only pairs"
         f" beyond {tolerance} are shown, at 95 % confidence for all pairs together, and heads that have such a pair."

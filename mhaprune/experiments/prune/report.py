@@ -159,7 +159,7 @@ def worth(tables: Tables) -> Plot | None:
         return None
     figure = Figure(figsize=(7, 4.4))
     axes = figure.add_subplot()
-    dense = tables["smallest"].iloc[0]["dense_quality"]
+    dense, fewest, reached = tables["smallest"].iloc[0]["dense_quality"], table["heads_kept"].min(), list[str]()
     axes.plot([1], [dense], "*", color="black", markersize=13, label="the whole model")
     for i, (name, rows) in enumerate(table.groupby("recovery", sort=False)):
         if rows["control"].any():
@@ -169,12 +169,15 @@ def worth(tables: Tables) -> Plot | None:
         best = best.sort_values("time")
         steps, seconds = rows["steps"].median(), rows["seconds"].median()
         cost = f" ({int(steps)} steps, {amount(seconds, 1)} s)" if name != NOTHING else ""
-        look = {**plots.line_style(i), "markersize": 5, "label": f"{'pruned' if name == NOTHING else name}{cost}"}
+        label = "pruned" if name == NOTHING else str(name)
+        if fewest in best.index:
+            reached.append(f"{label} {share(best.loc[fewest, QUALITY])}")
+        look = {**plots.line_style(i), "markersize": 5, "label": f"{label}{cost}"}
         axes.plot(best["time"], best[QUALITY], **look)
     axes.set(xlabel=f"time of {timed_name(tables)}, as a share of the whole model's", ylabel=quality_name(tables))
     if table[QUALITY].between(0, 1).all():
         axes.set_ylim(-0.03, 1.03)
-    plots.legend_above(figure, axes, "What quality a shorter answer costs")
+    plots.legend_above(figure, axes, f"With {int(fewest)} heads left: {', '.join(reached)}")
     caption = (
         f"{quality_name(tables).capitalize()} on the report split against the time of an answer; higher and further"
         " left is better. A mark is a number of heads, chosen by the way that is best on the choose split; of a"

@@ -41,8 +41,8 @@ def say(tables: Tables) -> Iterator[str]:
         removed = tables["speed"].query("heads_removed > 0")
         ratios = removed["built_ratio"]
         yield (
-            f"Removal takes {ratios.median():.3f} of the time of models built with as few heads (median over"
-            f" {len(removed)} sizes and budgets), and at worst {ratios.max():.3f}."
+            f"A model with heads removed takes {ratios.median():.3f} times as long as one built with as few heads"
+            f" (median over {len(removed)} sizes and budgets), and at worst {ratios.max():.3f} times."
         )
     for _, rows in tables["tradeoff"].groupby("batch_size", sort=False):
         yield _tradeoff(rows, tables)
