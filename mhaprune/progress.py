@@ -83,7 +83,7 @@ def track(
 def duration(seconds: float) -> str:
     """Return a remaining time in words, rounded: `20 s`, `5 min`, `1.5 h`."""
     if seconds < 90:
-        return f"{max(10, round(seconds, -1)):.0f} s"
+        return f"{max(5, 5 * round(seconds / 5))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 

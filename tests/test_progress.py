@@ -58,7 +58,7 @@ def test_nothing_is_left_under_way_after_a_break_or_an_error() -> None:
 
 def test_a_line_names_every_step_with_what_it_is_done_to() -> None:
     """A time to wait is a round number."""
-    assert list(map(duration, (0, 44, 100, 7200))) == ["10 s", "40 s", "2 min", "2.0 h"]
+    assert list(map(duration, (0, 44, 100, 7200))) == ["5 s", "45 s", "2 min", "2.0 h"]
     with doing("ablate on sort"), doing("prune", 3) as step, doing("masks") as inner:
         assert seconds_left(list(under_way)) is None, "nothing is finished"
         step.on = lambda: "ablation, 6 of 24 heads removed"
@@ -146,7 +146,7 @@ def test_at_a_terminal_there_is_one_bar_that_is_gone_at_the_end() -> None:
         for _ in track(range(5), "prune", name=lambda i: f"plan {i}"):
             time.sleep(0.08)
     shares = [int(share) for share in re.findall(r"(\d+)%", to.getvalue())]
-    assert "prune 4 of 5, about 10 s left, plan 3" in to.getvalue()
+    assert "prune 4 of 5, about 5 s left, plan 3" in to.getvalue()
     assert shares == sorted(shares)
     assert shares[-1] > 50
     assert "\n" not in to.getvalue()
