@@ -39,6 +39,8 @@ class Prune(HeadBudgets, WithinTolerance):
     Each row of `smallest` has, for a schedule, a scorer and a recovery, the smallest model that loses at most
     `tolerance` of the dense exact match on the *choose* split, and its exact match on the *report* split.
     `shift` has these models on examples of other kinds, if the task or `shift` has any.
+    A recovery that chooses heads itself has its own name in place of a schedule and a scorer; the same heads, removed
+    from the model as it was, have rows beside it.
     `heads_removed_sure` heads can be removed at 95 % confidence (see `can_go.py`). A control recovery trains, from new
     weights, the best shape of each number of heads kept. Its row stands for several draws, so this row has no
     `heads_removed_sure`.
