@@ -85,7 +85,9 @@ class Prune(HeadBudgets, WithinTolerance):
                 for scorer in dict.fromkeys(plan.scorer for plan in plans):
                     choose = partial(choose_next, study, scorer, name)
                     found += trials.between(between, choose, budgets)
-        for name in track([n for n, recovery in study.recoveries.items() if isinstance(recovery, Chooser)], "choosers"):
+        for name in track(
+            [n for n, recovery in study.recoveries.items() if isinstance(recovery, Chooser)], "choose while training"
+        ):
             chosen_while_trained = list(trials.choosing(name, budgets))
             # The same heads removed from the model as it was, for comparison.
             found += [*chosen_while_trained, *trials.after([trial.plan for trial in chosen_while_trained])]
