@@ -84,6 +84,11 @@ class Recovery(Checked, ABC):
         return False
 
     @property
+    def follows(self) -> bool:
+        """True if the recovery takes a model that has lost its heads, all at once, and changes its weights."""
+        return not self.between and not self.control
+
+    @property
     def draws(self) -> int:
         """Number of repetitions, each with other random numbers."""
         return 1
@@ -129,6 +134,8 @@ class ShortTraining(Checked):
 
 class Chooser(Recovery):
     """A recovery that gets the whole model and also chooses the heads to remove."""
+
+    follows = False
 
     @abstractmethod
     def keeping(self, heads: int) -> Self:

@@ -17,7 +17,7 @@ from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of, removed_names
 from mhaprune.pruning.removal import prune, time_removed
 from mhaprune.pruning.shift import shift_table
-from mhaprune.recoveries.base import Chooser, recover
+from mhaprune.recoveries.base import recover
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.shared_figures import agreement
 from mhaprune.reporting.training import training_curve
@@ -59,11 +59,7 @@ class Ablate(HeadBudgets, WithinTolerance):
         the_one(setup.schedules)
         super().check(setup)
         setup.check_scorers()
-        if others := [
-            name
-            for name, recovery in setup.recoveries.items()
-            if recovery.between or recovery.control or isinstance(recovery, Chooser)
-        ]:
+        if others := [name for name, recovery in setup.recoveries.items() if not recovery.follows]:
             raise ValueError(
                 f"recovery=[{','.join(others)}]: experiment=ablate recovers models that have lost all their heads at"
                 " once, and has no control; experiment=prune has these recoveries"

@@ -50,11 +50,7 @@ class Trials:
     def after(self, plans: Sequence[Plan]) -> Iterator[Trial]:
         """Yield, for each plan, the pruned model without recovery, then after each recovery that acts at the end."""
         dense, equivalence = self.lesson.dense, EquivalenceCheck(self.lesson.dense, self.lesson.splits.report)
-        ends = [
-            name
-            for name, each in self.recoveries.items()
-            if not each.between and not each.control and not isinstance(each, Chooser)
-        ]
+        ends = [name for name, each in self.recoveries.items() if each.follows]
         for plan in track(plans, "plan", name=plan_words):
             equivalence.prove(plan.mask)
             self.worst = max(self.worst, equivalence.worst)
@@ -77,7 +73,7 @@ class Trials:
             equivalence.prove(plan.mask)
             self.worst = max(self.worst, equivalence.worst)
             smaller = left.without(plan.mask)
-            whole = self._as_lost(plan, smaller)
+            whole = self._with_all_lost(plan, smaller)
             steps += self.recoveries[name].extra_steps if whole.mask.removed else 0
             done = self._recovered(whole, name if whole.mask.removed else NOTHING, smaller, 0, steps)
             seconds += done.columns["seconds"]
@@ -113,7 +109,7 @@ class Trials:
         if name != NOTHING:
             recovery = chooser or self.recoveries[name]
             left, history, note, seconds = recover(recovery, self.lesson, left, draw, self.remember)
-            plan = self._as_lost(plan, left)
+            plan = self._with_all_lost(plan, left)
             identity = _identity(plan, name, draw)
             where = {column: identity[column] for column in (*WAY, "draw")}
             self.histories.append(history.assign(heads_kept=len(left.grid), **where))
@@ -126,7 +122,7 @@ class Trials:
             columns |= {name: nan for name, value in columns.items() if isinstance(value, float)}
         return Trial(plan, left, columns)
 
-    def _as_lost(self, plan: Plan, left: Subject) -> Plan:
+    def _with_all_lost(self, plan: Plan, left: Subject) -> Plan:
         """Return the plan with the mask of all heads of the dense model that `left` does not have."""
         grid = self.lesson.dense.grid
         return plan._replace(mask=HeadMask(grid, frozenset(grid) - frozenset(left.grid)))
