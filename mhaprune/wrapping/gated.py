@@ -112,7 +112,7 @@ class GatedModel(ABC):
         found: dict[Block, Tensor] = {}
 
         def seen(name: Block, x: Tensor) -> None:
-            found[name] = head_by_head(x, self.by_name[name], len(batch))
+            found[name] = head_by_head(x, self.by_name[name], len(batch)).to(self.device)
 
         with torch.no_grad():
             self.run_gated(self.placed(batch), seen=seen)
@@ -139,13 +139,13 @@ class GatedModel(ABC):
             if weights is None:
                 shape = (len(batch), 0, queries_BT.shape[1], keys_BU.shape[1])
                 weights = torch.zeros(shape, dtype=self.dtype, device=self.device)
-            maps[name] = AttentionMap(weights[:, : block.heads], queries_BT, keys_BU)
+            maps[name] = AttentionMap(weights[:, : block.heads].to(self.device), queries_BT, keys_BU)
         return maps
 
     def output_weights(self) -> dict[Block, Tensor]:
         found = {}
         for name, block in self.by_name.items():
-            columns_DW = weight_of(self.module.get_submodule(block.out))[:, block.order.to(self.device)]
+            columns_DW = weight_of(self.module.get_submodule(block.out)).to(self.device)[:, block.order.to(self.device)]
             found[name] = columns_DW.T.unflatten(0, (block.heads, block.head_dim))
         return found
 
@@ -154,7 +154,7 @@ class GatedModel(ABC):
         for name, block in self.by_name.items():
             if not isinstance(block.value, Rows):
                 raise ValueError(f"needs the weights of the values, which are not known for {block.path}; leave it out")
-            weight = weight_of(self.module.get_submodule(block.value.path))
+            weight = weight_of(self.module.get_submodule(block.value.path)).to(self.device)
             rows = [row for kv in block.of_kv for row in block.value.heads[kv]]
             found[name] = weight[rows].unflatten(0, (len(block.of_kv), -1 if rows else block.head_dim))
         return found
@@ -201,13 +201,13 @@ class GatedModel(ABC):
             # The columns of a silent head are zero and must stay zero.
             block = blocks.get(each.path)
             from_column = 0 if block is None else block.silent
-            parts = []
-            for batch, (inputs, stream) in zip(batches, found, strict=True):
-                real = self.real(batch, each.path, stream.shape[:-1].numel() // len(batch))
-                inputs, stream = (x.reshape(*real.shape, x.shape[-1])[real] for x in (inputs, stream))
-                parts.append((inputs[:, from_column:], stream))
             last: Any = self.module.get_submodule(each.path)
             weight = weight_of(last)[:, from_column:]
+            parts = []
+            for batch, (inputs, stream) in zip(batches, found, strict=True):
+                real = self.real(batch, each.path, stream.shape[:-1].numel() // len(batch)).to(weight.device)
+                inputs, stream = (x.to(weight.device).reshape(*real.shape, x.shape[-1])[real] for x in (inputs, stream))
+                parts.append((inputs[:, from_column:], stream))
             heads = None if block is None else (block.order - from_column).view(block.heads, block.head_dim)
             yield LastMap(each.path, heads, weight, last.bias, parts)
 

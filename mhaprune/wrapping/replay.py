@@ -239,7 +239,7 @@ def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -
                 continue
             looks[0] += 1
             (gradient,) = torch.autograd.grad(x.sum(), leaf, retain_graph=True, allow_unused=True)
-            itself = x.data_ptr() == out.data_ptr() or torch.equal(x, leaf)  # the first holds also for NaN
+            itself = x.data_ptr() == out.data_ptr() or torch.equal(x, leaf.to(x.device))  # the first holds also for NaN
             added = gradient is not None and bool((gradient == 1).all()) and not itself
             if added:
                 order[path] = Map(path, paths[module], calls[module])

@@ -174,6 +174,10 @@ def check_weights(model: nn.Module) -> None:
         raise Unsupported("model: is compiled, wrap the model before torch.compile")
     if not any(parameter.is_floating_point() for parameter in model.parameters()):
         raise Unsupported("model: has no weights of real numbers")
+    placed = getattr(model, "hf_device_map", None) or {}
+    for path, place in placed.items() if len(set(placed.values())) > 1 else ():
+        if place in ("cpu", "disk"):
+            raise Unsupported(f"model: {path} is offloaded ({place}), its device_map must name devices that compute")
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise Unsupported(f"model: its weight {name} is on the meta device, load the weights first")
@@ -181,9 +185,6 @@ def check_weights(model: nn.Module) -> None:
         check_weights_finite(model)
     except Diverged as error:
         raise Unsupported(f"model: {error}") from None
-    placed = getattr(model, "hf_device_map", None) or {}
-    if len(set(placed.values())) > 1:
-        raise Unsupported(f"model: is spread over {', '.join(map(str, set(placed.values())))}, must be on one device")
     for path, module in model.named_modules():
         kind = type(module)
         if "quantized" in kind.__module__ or kind.__name__ in ("Linear8bitLt", "Linear4bit"):
