@@ -72,6 +72,8 @@ def numbers(heads: Heads) -> dict[str, list[float]]:
         how = {key: value | {"steps": 2} if isinstance(value, dict) else value for key, value in how.items()}
         smaller = heads.without(mask, **how)
         found[str(how)] = smaller.outputs(heads.splits.report).flatten().tolist()
+    without_a_layer = heads.without({1: [0, 1, 2, 3]}, fine_tune=2)
+    found["no heads"] = without_a_layer.outputs(heads.splits.report).flatten().tolist()
     return found
 
 
