@@ -13,14 +13,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mhaprune.data import Examples, Splits
-from mhaprune.measure.columns import accuracy_columns, choose_columns, edits, symbol_errors
+from mhaprune import losses
+from mhaprune.data import PAD, Examples, Splits
+from mhaprune.measure.columns import accuracy_columns, calibration_error, choose_columns, edits, symbol_errors
 from mhaprune.measure.outcomes import greedy_disagreements, mean_outputs, measure
 from mhaprune.measure.times import COPIES, copies, device_name, in_turn, ratios
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval
 from mhaprune.tasks.sort import Sort
-from mhaprune.wrapping.losses import LossAndQuality
+from mhaprune.wrapping.losses import LossAndQuality, WithConfidence
+from mhaprune.wrapping.losses import judged as judged_by
+from support.models import gated_model
 
 
 def test_measure_is_a_loop_over_single_examples_in_their_order(model: Seq2Seq, splits: Splits) -> None:
@@ -192,3 +195,55 @@ def test_copies_are_made_among_each_other() -> None:
     rounds = [made[i : i + 3] for i in range(0, 3 * COPIES, 3)]
     assert all(sorted(one) == list("abc") for one in rounds)
     assert len({"".join(one) for one in rounds}) > 1
+
+
+def test_the_confidence_in_a_right_answer_is_its_probability(task: Sort, splits: Splits) -> None:
+    """Multiplied along greedy decoding, by hand; the losses of wrapped models give the same numbers."""
+    model = gated_model(task)
+    with torch.no_grad():
+        model.output.bias[:2] -= 100  # it writes neither padding nor begin
+        batch = model.answered(splits.report)
+        logits = model.call(batch)
+        outcome = model.evaluate(batch)
+    assert outcome.quality.mean() > 0.9
+    assert outcome.confidence.std() > 0.001
+    for b, target in enumerate(batch.target):
+        tokens = target[target != PAD]
+        probabilities = logits[b, : len(tokens)].softmax(dim=-1)[torch.arange(len(tokens)), tokens]
+        if outcome.quality[b]:
+            assert outcome.confidence[b].item() == pytest.approx(probabilities.prod().item(), rel=1e-5)
+    given = {"labels": batch.target.masked_fill(batch.target == PAD, -100)}
+    theirs = judged_by(logits, given, len(batch), losses.seq2seq, losses.exact_match)
+    assert isinstance(theirs, WithConfidence)
+    for ours, other in zip((outcome.loss, outcome.quality, outcome.confidence), theirs, strict=True):
+        torch.testing.assert_close(ours, other)
+
+
+def test_a_classifier_is_as_sure_as_its_largest_probability() -> None:
+    logits, labels = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)), {"labels": torch.arange(9) % 3}
+    outcome = judged_by(logits, labels, 9, losses.classification, losses.accuracy)
+    assert isinstance(outcome, WithConfidence)
+    torch.testing.assert_close(outcome.confidence, logits.softmax(1).max(1).values)
+    assert not isinstance(judged_by(logits, labels, 9, losses.classification, losses.classification), WithConfidence)
+
+
+def test_the_calibration_error_is_the_sum_over_bins() -> None:
+    rng = np.random.default_rng(0)
+    confidence = np.append(rng.uniform(size=200), [0.0, 1.0])
+    right = (rng.uniform(size=202) < confidence**2).astype(float)
+    expected = 0.0
+    for b in range(15):
+        inside = (confidence >= b / 15) & ((confidence < (b + 1) / 15) | (b == 14))
+        if inside.any():
+            expected += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    assert calibration_error(confidence, right) == pytest.approx(expected)
+    assert calibration_error(right, right) == 0
+
+
+def test_confidence_is_a_column_beside_its_calibration_and_chooses_nothing(task: Sort, splits: Splits) -> None:
+    outcome = measure(gated_model(task), splits.report)
+    columns = accuracy_columns(outcome)
+    assert columns["confidence"] == pytest.approx(outcome.confidence.mean().item())
+    assert columns["ece"] == pytest.approx(abs(columns["quality"] - columns["confidence"]), abs=0.2)
+    assert "confidence_low" not in columns
+    assert not any("confidence" in name or "ece" in name for name in choose_columns(outcome, outcome))

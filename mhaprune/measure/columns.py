@@ -6,11 +6,14 @@ import numpy as np
 import pandas as pd
 
 from mhaprune.data import Data, Examples
-from mhaprune.measure.outcomes import BATCH_SIZE, measure
+from mhaprune.measure.outcomes import BATCH_SIZE, means, measure
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval, with_interval
 from mhaprune.subject import Outcome, Subject
-from mhaprune.tables import CHOOSE_DROP, ENDS, ERROR_RATE, QUALITY, join_names
+from mhaprune.tables import CHOOSE_DROP, CONFIDENCE, ECE, ENDS, ERROR_RATE, QUALITY, join_names
 from mhaprune.tasks.base import Task
+
+BINS = 15
+"""The number of bins of the calibration error."""
 
 
 def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict[str, pd.DataFrame]:
@@ -91,12 +94,30 @@ def _natural(group: str) -> tuple[int, str]:
 
 
 def accuracy_columns(outcome: Outcome) -> dict[str, float]:
-    """Return the mean of each field of an outcome, with its 95 % interval over examples as `_low` and `_high`."""
+    """Return the mean of each field of an outcome, with its 95 % interval over examples as `_low` and `_high`. A
+    field `confidence` has no interval, but the column `ece` beside it: see `calibration_error`."""
     columns: dict[str, float] = {}
-    for name, values in outcome._asdict().items():
-        values_E = values.double().cpu().numpy()
+    values_of = {name: values.double().cpu().numpy() for name, values in outcome._asdict().items()}
+    confidence_E = values_of.pop(CONFIDENCE, None)
+    for name, values_E in values_of.items():
         columns |= with_interval(name, values_E, interval_for(name, values_E))
+    if confidence_E is not None:
+        error = calibration_error(confidence_E, values_of[QUALITY])
+        columns |= {CONFIDENCE: float(confidence_E.mean()), ECE: error}
     return columns
+
+
+def calibration_error(confidence_E: np.ndarray, right_E: np.ndarray) -> float:
+    """Return the expected calibration error of Guo et al. (2017): the difference between the share of right answers and
+    the mean confidence, in 15 bins of equal width, averaged over examples.
+
+    It is biased upwards: of a perfectly calibrated model it is above 0, because a bin holds few examples.
+
+    >>> round(calibration_error(np.array([0.9, 0.9, 0.9, 0.9]), np.array([1, 1, 0, 0])), 3)
+    0.4
+    """
+    bins_E = np.minimum(confidence_E * BINS, BINS - 1).astype(int)
+    return float(np.abs(np.bincount(bins_E, right_E - confidence_E)).sum() / len(right_E))
 
 
 def interval_for(name: str, values_E: np.ndarray) -> Callable[[np.ndarray], tuple[float, float]]:
@@ -119,8 +140,7 @@ def choose_columns(outcome: Outcome, dense: Outcome) -> dict[str, float]:
 
     `choose_drop` is the dense model's quality minus this model's, with its paired 95 % interval.
     """
-    means = {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
-    return means | drop_columns(CHOOSE_DROP, outcome, dense)
+    return means(outcome, "choose") | drop_columns(CHOOSE_DROP, outcome, dense)
 
 
 def drop_columns(name: str, outcome: Outcome, dense: Outcome) -> dict[str, float]:

@@ -113,6 +113,20 @@ QUALITIES: dict[Any, Judge] = {
 """The default quality of each loss."""
 
 
+def _largest_probability(output: Any, batch: Any) -> Tensor:
+    return _logits(output).softmax(dim=-1).amax(dim=-1)
+
+
+def _probability_of_choices(output: Any, batch: Any) -> Tensor:
+    """Return the product of the largest probabilities at the tokens of `labels`, (B,)."""
+    largest_BT = _logits(output).log_softmax(dim=-1).amax(dim=-1)
+    return largest_BT.masked_fill(_field(batch, "labels") == IGNORED, 0.0).sum(dim=1).exp()
+
+
+CONFIDENCES: dict[Any, Judge] = {accuracy: _largest_probability, exact_match: _probability_of_choices}
+"""For a quality of 1 or 0, the probability that the model itself gives to 1."""
+
+
 def quality_for(loss: Judge) -> Judge:
     """Return the default quality of a loss; minus the loss if there is none."""
 
@@ -190,8 +204,19 @@ class LossAndQuality(NamedTuple):
     quality: Tensor
 
 
-def judged(output: Any, given: Any, size: int, loss: Judge, quality: Judge) -> LossAndQuality:
-    """Return the loss and the quality of every example of a batch. `given` is the batch in the user's form.
+class WithConfidence(NamedTuple):
+    """A loss, a quality of 1 or 0, and the probability that the model gives to 1, per example, (B,) each."""
+
+    loss: Tensor
+    quality: Tensor
+    confidence: Tensor
+
+
+Judged = LossAndQuality | WithConfidence
+
+
+def judged(output: Any, given: Any, size: int, loss: Judge, quality: Judge) -> Judged:
+    """Return the outcome of every example of a batch. `given` is the batch in the user's form.
 
     Raises ValueError for a loss or a quality that is not one real number per example.
     """
@@ -207,7 +232,10 @@ def judged(output: Any, given: Any, size: int, loss: Judge, quality: Judge) -> L
         if name == "loss" and not values.is_floating_point():
             raise ValueError(f"loss: returns {values.dtype}, must be real numbers, such as torch.float32")
         found.append(values.to(found[0].dtype if found else values.dtype))
-    return LossAndQuality(*found)
+    outcome = LossAndQuality(*found)
+    if quality not in CONFIDENCES:
+        return outcome
+    return WithConfidence(*outcome, CONFIDENCES[quality](output, given).to(outcome.loss.dtype))
 
 
 def flat(output: Any, batch: Batches) -> Tensor:

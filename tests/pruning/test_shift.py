@@ -9,6 +9,7 @@ import torch
 from mhaprune.data import Splits
 from mhaprune.experiments.shift import say_shift, shift_quality
 from mhaprune.heads import HeadMask
+from mhaprune.measure.columns import accuracy_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.shift import shift_table
@@ -48,6 +49,7 @@ def test_a_row_is_a_model_on_a_kind_of_examples_beside_the_whole_model(splits: S
         assert row["drop"] == pytest.approx(measure(model, examples).quality.mean().item() - quality)
         assert row["quality_low"] <= row["quality"] <= row["quality_high"]
         assert row["drop_low"] <= row["drop"] <= row["drop_high"]
+        assert row["ece"] == pytest.approx(accuracy_columns(measure(model, examples, gates))["ece"], abs=1e-5)
 
 
 def table(*models: tuple[dict[str, Any], float]) -> dict[str, pd.DataFrame]:
