@@ -101,7 +101,9 @@ def check(name: str, value: Any, hint: Any) -> None:
     if value is None:
         return
     if get_origin(hint) is Annotated:
-        hint, *ranges = get_args(hint)
+        whole, (hint, *ranges) = hint, get_args(hint)
+        if not fits(hint, value) and (not isinstance(value, float) or math.isfinite(value)):
+            raise ValueError(f"{name}={_short(value)}: must be {expected(whole)}")
         allowed = " and ".join(map(str, ranges))
         finite = True
         if isinstance(value, float) and all(math.inf in one for one in ranges):
