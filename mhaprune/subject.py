@@ -20,9 +20,6 @@ class Outcome(Protocol):
 
     Each kind of model can have its own measure of quality: exact match for our tasks; accuracy, agreement or one minus
     drift for others. Each field becomes a column of a table. No field is a mean over the batch.
-
-    An outcome may have a field `confidence`: the probability that the model itself gives to a quality of 1, which is
-    then 1 or 0. The calibration of the model is computed from it.
     """
 
     @property
@@ -46,13 +43,11 @@ class AnswerOutcome(NamedTuple):
     `loss` is the mean cross-entropy in nats over the target tokens of an example. `token_accuracy` is the share of
     these tokens that the model ranks first, given the true prefix. `quality` is 1 if the model ranks all of them first.
     This is exact match under greedy decoding, which follows the true prefix as long as it makes no mistake.
-    `confidence` is the product of the largest probabilities at these tokens: for a right answer, its probability.
     """
 
     loss: Tensor
     token_accuracy: Tensor
     quality: Tensor
-    confidence: Tensor
 
     @classmethod
     def of(cls, logits: Tensor, target: Tensor) -> Self:
@@ -60,15 +55,9 @@ class AnswerOutcome(NamedTuple):
         valid = target != PAD
         lengths = valid.sum(dim=-1)
         loss = F.cross_entropy(logits.flatten(0, -2), target.flatten(), ignore_index=PAD, reduction="none")
-        loss = loss.view_as(target)
-        largest, first = logits.max(dim=-1)
-        hits = ((first == target) & valid).sum(dim=-1)
-        exact = (hits == lengths).to(loss.dtype)
-        # The loss holds the logarithm of the sum over the vocabulary, so it is not computed again. On padding the loss
-        # is 0, and nothing is above 0.
-        right = logits.gather(-1, target[..., None])[..., 0]
-        confidence = (-(loss + right - largest).clamp(min=0).sum(dim=-1)).exp()
-        return cls(loss.sum(dim=-1) / lengths, hits.to(loss.dtype) / lengths, exact, confidence)
+        hits = ((logits.argmax(dim=-1) == target) & valid).sum(dim=-1)
+        exact = hits == lengths
+        return cls(loss.view_as(target).sum(dim=-1) / lengths, hits.to(loss.dtype) / lengths, exact.to(loss.dtype))
 
 
 class AttentionMap(NamedTuple):
@@ -194,6 +183,11 @@ class Subject(Protocol):
 
     def answered(self, data: Batch) -> Batch:
         """Return the examples. If the model reads labels as inputs, its own answers stand in place of the labels."""
+        ...
+
+    def confidence(self, batch: Batch) -> Tensor | None:
+        """Return the probability that the model gives to its own answer to each example, (B,). None if its answers have
+        no probabilities, or are not right or wrong: if the quality is not 1 or 0."""
         ...
 
     def last_maps(self, batches: Sequence[Batch]) -> Iterator[LastMap]:

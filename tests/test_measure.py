@@ -13,16 +13,24 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import mhaprune
 from mhaprune import losses
-from mhaprune.data import PAD, Examples, Splits
-from mhaprune.measure.columns import accuracy_columns, calibration_error, choose_columns, edits, symbol_errors
+from mhaprune.data import BOS, PAD, Examples, Splits
+from mhaprune.measure.columns import (
+    accuracy_columns,
+    calibration_columns,
+    calibration_error,
+    choose_columns,
+    edits,
+    symbol_errors,
+)
 from mhaprune.measure.outcomes import greedy_disagreements, mean_outputs, measure
 from mhaprune.measure.times import COPIES, copies, device_name, in_turn, ratios
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval
 from mhaprune.tasks.sort import Sort
-from mhaprune.wrapping.losses import LossAndQuality, WithConfidence
-from mhaprune.wrapping.losses import judged as judged_by
+from mhaprune.wrapping.losses import LossAndQuality
+from support.classifier import batches, classifier
 from support.models import gated_model
 
 
@@ -197,34 +205,37 @@ def test_copies_are_made_among_each_other() -> None:
     assert len({"".join(one) for one in rounds}) > 1
 
 
-def test_the_confidence_in_a_right_answer_is_its_probability(task: Sort, splits: Splits) -> None:
-    """Multiplied along greedy decoding, by hand; the losses of wrapped models give the same numbers."""
+@torch.no_grad()
+def test_the_confidence_in_an_answer_is_its_probability(task: Sort, splits: Splits) -> None:
+    """The product along the model's own answer, right or wrong, by hand."""
     model = gated_model(task)
-    with torch.no_grad():
-        model.output.bias[:2] -= 100  # it writes neither padding nor begin
-        batch = model.answered(splits.report)
-        logits = model.call(batch)
-        outcome = model.evaluate(batch)
-    assert outcome.quality.mean() > 0.9
-    assert outcome.confidence.std() > 0.001
-    for b, target in enumerate(batch.target):
-        tokens = target[target != PAD]
-        probabilities = logits[b, : len(tokens)].softmax(dim=-1)[torch.arange(len(tokens)), tokens]
-        if outcome.quality[b]:
-            assert outcome.confidence[b].item() == pytest.approx(probabilities.prod().item(), rel=1e-5)
-    given = {"labels": batch.target.masked_fill(batch.target == PAD, -100)}
-    theirs = judged_by(logits, given, len(batch), losses.seq2seq, losses.exact_match)
-    assert isinstance(theirs, WithConfidence)
-    for ours, other in zip((outcome.loss, outcome.quality, outcome.confidence), theirs, strict=True):
-        torch.testing.assert_close(ours, other)
+    model.output.bias[:2] -= 100  # it writes neither padding nor begin
+    batch = splits.report
+    found, own = model.confidence(batch), model.answered(batch)
+    assert found.std() > 1e-4
+    assert not (own.target[:, : batch.target.shape[1]] == batch.target[:, : own.target.shape[1]]).all()
+    for b, answer in enumerate(own.target):
+        written, probability = [BOS], 1.0
+        for token in answer[answer != PAD].tolist():
+            logits = model(batch.source[b : b + 1], torch.tensor([written]))
+            probability *= logits[0, -1].softmax(dim=-1)[token].item()
+            assert logits[0, -1].argmax() == token
+            written.append(token)
+        assert found[b].item() == pytest.approx(probability, rel=1e-4)
 
 
 def test_a_classifier_is_as_sure_as_its_largest_probability() -> None:
-    logits, labels = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)), {"labels": torch.arange(9) % 3}
-    outcome = judged_by(logits, labels, 9, losses.classification, losses.accuracy)
-    assert isinstance(outcome, WithConfidence)
-    torch.testing.assert_close(outcome.confidence, logits.softmax(1).max(1).values)
-    assert not isinstance(judged_by(logits, labels, 9, losses.classification, losses.classification), WithConfidence)
+    few = {name: batches(2, seed) for seed, name in enumerate(("score", "choose", "report"))}
+    heads = mhaprune.wrap(classifier(), losses.classification, **few)
+    report = heads.splits["report"]
+    outcome = measure(heads.subject, report)
+    columns = calibration_columns(heads.subject, report, outcome)
+    sure = [heads.subject.model(**one)["logits"].softmax(1).max(1).values for one in few["report"]]
+    assert columns["confidence"] == pytest.approx(torch.cat(sure).mean().item())
+    confidence = torch.cat(sure).double().detach().numpy()
+    assert columns["ece"] == pytest.approx(calibration_error(confidence, outcome.quality.double().numpy()))
+    by_loss = mhaprune.wrap(classifier(), losses.classification, quality=losses.classification, **few)
+    assert calibration_columns(by_loss.subject, by_loss.splits["report"], outcome) == {}
 
 
 def test_the_calibration_error_is_the_sum_over_bins() -> None:
@@ -238,12 +249,3 @@ def test_the_calibration_error_is_the_sum_over_bins() -> None:
             expected += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
     assert calibration_error(confidence, right) == pytest.approx(expected)
     assert calibration_error(right, right) == 0
-
-
-def test_confidence_is_a_column_beside_its_calibration_and_chooses_nothing(task: Sort, splits: Splits) -> None:
-    outcome = measure(gated_model(task), splits.report)
-    columns = accuracy_columns(outcome)
-    assert columns["confidence"] == pytest.approx(outcome.confidence.mean().item())
-    assert columns["ece"] == pytest.approx(abs(columns["quality"] - columns["confidence"]), abs=0.2)
-    assert "confidence_low" not in columns
-    assert not any("confidence" in name or "ece" in name for name in choose_columns(outcome, outcome))

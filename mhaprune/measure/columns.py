@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
+import torch
 
 from mhaprune.data import Data, Examples
-from mhaprune.measure.outcomes import BATCH_SIZE, means, measure
+from mhaprune.measure.outcomes import BATCH_SIZE, by_length, measure
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval, with_interval
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import CHOOSE_DROP, CONFIDENCE, ECE, ENDS, ERROR_RATE, QUALITY, join_names
@@ -22,6 +23,7 @@ def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict
     outcome = measure(subject, report)
     heads = {"heads_total": len(subject.grid), "heads": join_names(subject.grid)}
     accuracy = heads | accuracy_columns(outcome) | with_interval(ERROR_RATE, symbol_errors(subject, task, report))
+    accuracy |= calibration_columns(subject, report, outcome)
     accuracy |= size_columns(subject, report)
     return {
         "accuracy": pd.DataFrame([accuracy]),
@@ -94,17 +96,24 @@ def _natural(group: str) -> tuple[int, str]:
 
 
 def accuracy_columns(outcome: Outcome) -> dict[str, float]:
-    """Return the mean of each field of an outcome, with its 95 % interval over examples as `_low` and `_high`. A
-    field `confidence` has no interval, but the column `ece` beside it: see `calibration_error`."""
+    """Return the mean of each field of an outcome, with its 95 % interval over examples as `_low` and `_high`."""
     columns: dict[str, float] = {}
-    values_of = {name: values.double().cpu().numpy() for name, values in outcome._asdict().items()}
-    confidence_E = values_of.pop(CONFIDENCE, None)
-    for name, values_E in values_of.items():
+    for name, values in outcome._asdict().items():
+        values_E = values.double().cpu().numpy()
         columns |= with_interval(name, values_E, interval_for(name, values_E))
-    if confidence_E is not None:
-        error = calibration_error(confidence_E, values_of[QUALITY])
-        columns |= {CONFIDENCE: float(confidence_E.mean()), ECE: error}
     return columns
+
+
+def calibration_columns(subject: Subject, examples: Data, outcome: Outcome) -> dict[str, float]:
+    """Return the mean confidence of a model in its answers, and its `calibration_error`, given the outcome of these
+    examples. No columns for a model without a confidence."""
+    order, batches = by_length(examples, BATCH_SIZE)
+    found = [each for each in (subject.confidence(batch) for batch, _ in batches) if each is not None]
+    if not found:
+        return {}
+    confidence_E = torch.cat(found)[order.argsort()].double().cpu().numpy()
+    error = calibration_error(confidence_E, outcome.quality.double().cpu().numpy())
+    return {CONFIDENCE: float(confidence_E.mean()), ECE: error}
 
 
 def calibration_error(confidence_E: np.ndarray, right_E: np.ndarray) -> float:
@@ -140,7 +149,8 @@ def choose_columns(outcome: Outcome, dense: Outcome) -> dict[str, float]:
 
     `choose_drop` is the dense model's quality minus this model's, with its paired 95 % interval.
     """
-    return means(outcome, "choose") | drop_columns(CHOOSE_DROP, outcome, dense)
+    means = {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
+    return means | drop_columns(CHOOSE_DROP, outcome, dense)
 
 
 def drop_columns(name: str, outcome: Outcome, dense: Outcome) -> dict[str, float]:

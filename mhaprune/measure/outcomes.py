@@ -13,7 +13,6 @@ from mhaprune.data import Data
 from mhaprune.heads import Block, HeadMask
 from mhaprune.progress import track
 from mhaprune.subject import Batch, DecodesGreedily, Evaluated, Fallback, Outcome, Subject
-from mhaprune.tables import CONFIDENCE
 
 Measured = TypeVar("Measured", bound=Evaluated)
 BATCH_SIZE = 128
@@ -77,12 +76,6 @@ def joined(parts: Iterable[Any], join: Callable[[list[Tensor]], Tensor]) -> Any:
             bad = values[~finite]
             raise Diverged(f"the {name} is {bad[0].item()} for {len(bad)} of {values.numel()} examples")
     return whole
-
-
-def means(outcome: Outcome, prefix: str) -> dict[str, float]:
-    """Return the mean of each field of an outcome, except of a confidence, with a prefix before its name."""
-    fields = outcome._asdict().items()
-    return {f"{prefix}_{name}": float(values.mean()) for name, values in fields if name != CONFIDENCE}
 
 
 def check_weights_finite(model: nn.Module) -> None:

@@ -106,6 +106,11 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         answers_ET[answers_ET[:, 0] == PAD, 0] = EOS  # a poor model may answer padding; no answer is without a token
         return Examples(data.source, answers_ET)
 
+    @torch.no_grad()
+    def confidence(self, batch: Examples) -> Tensor:
+        own = self.answered(batch)
+        return (-self.evaluate(own).loss * (own.target != PAD).sum(dim=1)).exp()
+
     def relevance(self, batch: Examples, epsilon: float) -> Tensor:
         gates_BN = torch.ones(len(batch), len(self.grid), dtype=self.dtype, device=self.device, requires_grad=True)
         top_BT = with_relevance(self, epsilon).run_gated(batch, gates_BN).amax(dim=-1)

@@ -7,10 +7,10 @@ import pandas as pd
 
 from mhaprune.data import Data, Splits
 from mhaprune.heads import HeadMask
-from mhaprune.measure.columns import accuracy_columns, drop_columns
+from mhaprune.measure.columns import accuracy_columns, calibration_columns, drop_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.subject import Subject
-from mhaprune.tables import CONFIDENCE, DENSE, ECE, NOTHING, QUALITY, USUAL
+from mhaprune.tables import DENSE, NOTHING, QUALITY, USUAL
 
 
 def shift_table(
@@ -30,8 +30,8 @@ def shift_table(
     for about, model in ({"scorer": DENSE, "recovery": NOTHING, "heads_removed": 0}, whole), *models:
         for kind, outcome in dense.items():
             own = outcome if model is whole else measure(model, kinds[kind])
-            every = accuracy_columns(own).items()
-            columns = {name: value for name, value in every if name.startswith((QUALITY, CONFIDENCE, ECE))}
+            columns = {name: value for name, value in accuracy_columns(own).items() if name.startswith(QUALITY)}
             drop = drop_columns("drop", own, outcome)
-            rows.append({**about, "examples_of": kind, "examples": len(own.quality), **columns, **drop})
+            columns |= drop | calibration_columns(model, kinds[kind], own)
+            rows.append({**about, "examples_of": kind, "examples": len(own.quality), **columns})
     return {"shift": pd.DataFrame(rows)}

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from mhaprune.attention.gates import GateConfig
 from mhaprune.data import Data
 from mhaprune.interrupts import HeldSignals
-from mhaprune.measure.outcomes import Diverged, means, measure
+from mhaprune.measure.outcomes import Diverged, measure
 from mhaprune.progress import doing
 from mhaprune.settings.ranges import Checked, Ge, Gt
 from mhaprune.subject import Batch
@@ -185,7 +185,8 @@ class Descent(Checked, ABC):
 
     def _held_out(self, model: GatedModel, valid: Data) -> dict[str, float]:
         model.module.eval()
-        row = means(measure(model, valid), "valid")
+        outcome = measure(model, valid)
+        row = {f"valid_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
         if (gates := model.learned_gates()) is not None:
             row |= zip(map("gate_{}".format, model.grid), gates.tolist(), strict=True)
         return row

@@ -33,6 +33,11 @@ def accuracy(output: Any, batch: Any) -> Tensor:
     return (_logits(output).argmax(dim=-1) == _field(batch, "labels")).float()
 
 
+def largest_probability(output: Any) -> Tensor:
+    """The largest of the probabilities that logits (B, C) give to the classes, (B,)."""
+    return _logits(output).softmax(dim=-1).amax(dim=-1)
+
+
 def language_model(output: Any, batch: Any) -> Tensor:
     """Mean cross-entropy in nats of the next token over the tokens of an example. Logits are (B, T, C).
 
@@ -113,20 +118,6 @@ QUALITIES: dict[Any, Judge] = {
 """The default quality of each loss."""
 
 
-def _largest_probability(output: Any, batch: Any) -> Tensor:
-    return _logits(output).softmax(dim=-1).amax(dim=-1)
-
-
-def _probability_of_choices(output: Any, batch: Any) -> Tensor:
-    """Return the product of the largest probabilities at the tokens of `labels`, (B,)."""
-    largest_BT = _logits(output).log_softmax(dim=-1).amax(dim=-1)
-    return largest_BT.masked_fill(_field(batch, "labels") == IGNORED, 0.0).sum(dim=1).exp()
-
-
-CONFIDENCES: dict[Any, Judge] = {accuracy: _largest_probability, exact_match: _probability_of_choices}
-"""For a quality of 1 or 0, the probability that the model itself gives to 1."""
-
-
 def quality_for(loss: Judge) -> Judge:
     """Return the default quality of a loss; minus the loss if there is none."""
 
@@ -204,19 +195,8 @@ class LossAndQuality(NamedTuple):
     quality: Tensor
 
 
-class WithConfidence(NamedTuple):
-    """A loss, a quality of 1 or 0, and the probability that the model gives to 1, per example, (B,) each."""
-
-    loss: Tensor
-    quality: Tensor
-    confidence: Tensor
-
-
-Judged = LossAndQuality | WithConfidence
-
-
-def judged(output: Any, given: Any, size: int, loss: Judge, quality: Judge) -> Judged:
-    """Return the outcome of every example of a batch. `given` is the batch in the user's form.
+def judged(output: Any, given: Any, size: int, loss: Judge, quality: Judge) -> LossAndQuality:
+    """Return the loss and the quality of every example of a batch. `given` is the batch in the user's form.
 
     Raises ValueError for a loss or a quality that is not one real number per example.
     """
@@ -232,10 +212,7 @@ def judged(output: Any, given: Any, size: int, loss: Judge, quality: Judge) -> J
         if name == "loss" and not values.is_floating_point():
             raise ValueError(f"loss: returns {values.dtype}, must be real numbers, such as torch.float32")
         found.append(values.to(found[0].dtype if found else values.dtype))
-    outcome = LossAndQuality(*found)
-    if quality not in CONFIDENCES:
-        return outcome
-    return WithConfidence(*outcome, CONFIDENCES[quality](output, given).to(outcome.loss.dtype))
+    return LossAndQuality(*found)
 
 
 def flat(output: Any, batch: Batches) -> Tensor:

@@ -24,7 +24,7 @@ from mhaprune.subject import Fallback
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, Rows
 from mhaprune.wrapping.gated import GatedModel
-from mhaprune.wrapping.losses import Judge, Judged, flat, judged
+from mhaprune.wrapping.losses import Judge, LossAndQuality, accuracy, flat, judged, largest_probability
 from mhaprune.wrapping.proofs import BlockProof
 from mhaprune.wrapping.replay import Replay, at_rest, recorders
 from mhaprune.wrapping.workers import Shared
@@ -104,8 +104,8 @@ class WrappedModel(GatedModel):
             return None
         return True
 
-    def judge(self, output: Any, batch: Batches) -> Judged:
-        """Return the outcome of an output; see `judged`."""
+    def judge(self, output: Any, batch: Batches) -> LossAndQuality:
+        """Return loss and quality of an output; see `judged`."""
         return judged(output, batch.as_given(), len(batch), self.loss, self.quality)
 
     def real_outputs(self, output: Any, batch: Batches) -> Tensor:
@@ -121,29 +121,29 @@ class WrappedModel(GatedModel):
         return queries_BT, batch.valid(U, of_decoder=False) if described.cross else queries_BT
 
     @torch.no_grad()
-    def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> Judged:
+    def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> LossAndQuality:
         """Run mask by mask, or take what is in the cache."""
         if self.cache is None or len(gates) < MANY:
             return self._evaluate(batch, gates, fallback)
         # What the model answers with the last mask stands for its code, its loss and its quality.
-        last, placed = self.evaluate(batch, gates[-1], fallback), self.placed(batch)
+        judged, placed = self.evaluate(batch, gates[-1], fallback), self.placed(batch)
         said = fallback or {}
-        given = [*placed.fields.values(), gates, *last, *said.values()]
+        given = [*placed.fields.values(), gates, *judged, *said.values()]
         what = {"said": list(map(str, said)), "given": [[list(x.shape), tensor_digest(x)] for x in given]}
 
         def make() -> dict[str, Any]:
             return self._evaluate(batch, gates, fallback)._asdict()
 
-        return type(last)(**self.cache.get_slow("masks", self._identity | what, make))
+        return LossAndQuality(**self.cache.get_slow("masks", self._identity | what, make))
 
-    def _evaluate(self, batch: Batches, gates: Tensor, fallback: Fallback | None) -> Judged:
+    def _evaluate(self, batch: Batches, gates: Tensor, fallback: Fallback | None) -> LossAndQuality:
         """Run mask by mask. Everything before the first gate that is not 1 is replayed from a pass with all gates open,
         see `Replay`. With workers, each runs some of the masks."""
         if self.workers:
             return self._shared.evaluate_masks(batch, gates, fallback)
         batch = self.placed(batch)
         replay = Replay(self.model, [block.out for block in self.blocks])
-        rows: list[Judged] = []
+        rows: list[LossAndQuality] = []
         with at_rest(self.model):
             with recorders(self.model) as record:
                 record(replay)
@@ -196,6 +196,9 @@ class WrappedModel(GatedModel):
     def answered(self, data: Batches) -> Batches:
         """Return the examples as they are: a pretrained model reads no labels except those among its inputs."""
         return self.placed(data)
+
+    def confidence(self, batch: Batches) -> Tensor | None:
+        return largest_probability(self.predict(batch)) if self.quality is accuracy else None
 
     def predict(self, batch: Batches) -> Any:
         with torch.no_grad(), at_rest(self.model):

@@ -17,7 +17,7 @@ DENSE[500:] = 0
 
 
 def outcome(exact: torch.Tensor) -> AnswerOutcome:
-    return AnswerOutcome(1 - exact, exact, exact, exact)
+    return AnswerOutcome(1 - exact, exact, exact)
 
 
 def changed(lost: int, gained: int = 0) -> AnswerOutcome:

@@ -15,8 +15,8 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning import oracle
 from mhaprune.pruning.oracle import find_best
 from mhaprune.storage.cache import Cache
+from mhaprune.subject import AnswerOutcome
 from mhaprune.tasks.sort import Sort
-from mhaprune.wrapping.losses import LossAndQuality
 from support.games import ONE, Game, numbered
 
 Table = dict[tuple[int, ...], float]
@@ -144,7 +144,7 @@ def test_an_interrupted_search_goes_on_where_it_was(
     whole = find_best(game, ONE, [3], method, 1)
     runs: Counter[tuple[int, ...]] = Counter()
 
-    def failing(subject: Game, examples: Examples, gates: Tensor) -> LossAndQuality:
+    def failing(subject: Game, examples: Examples, gates: Tensor) -> AnswerOutcome:
         subsets = [tuple((gates_N == 0).nonzero().flatten().tolist()) for gates_N in gates]
         if at in subsets and not interrupted:
             interrupted.append(True)

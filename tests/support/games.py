@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mhaprune.data import EOS, Examples
 from mhaprune.heads import Block, HeadGrid, Site
-from mhaprune.wrapping.losses import LossAndQuality
+from mhaprune.subject import AnswerOutcome
 
 
 class Game:
@@ -20,15 +20,15 @@ class Game:
         self.device, self.dtype = torch.device("cpu"), torch.double
         self.runs: Counter[tuple[int, ...]] = Counter()
 
-    def evaluate(self, batch: Examples, gates: Tensor, fallback: None = None) -> LossAndQuality:
+    def evaluate(self, batch: Examples, gates: Tensor, fallback: None = None) -> AnswerOutcome:
         gates_BN = gates.expand(len(batch), -1)
         loss = self.loss(batch.source[:, 0], gates_BN)
         self.runs[tuple((gates_BN[0] == 0).nonzero().flatten().tolist())] += 1
-        return LossAndQuality(loss, torch.zeros_like(loss))
+        return AnswerOutcome(loss, torch.zeros_like(loss), torch.zeros_like(loss))
 
-    def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: None = None) -> LossAndQuality:
+    def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: None = None) -> AnswerOutcome:
         rows = [self.evaluate(batch, gates_N) for gates_N in gates]
-        return LossAndQuality(*(torch.stack(values) for values in zip(*rows, strict=True)))
+        return AnswerOutcome(*(torch.stack(values) for values in zip(*rows, strict=True)))
 
     def output_weights(self) -> dict[Block, Tensor]:
         return {block: torch.zeros(len(self.grid), 1, 1).double() for block in self.grid.blocks}

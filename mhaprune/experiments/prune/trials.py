@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from mhaprune.heads import HeadMask
-from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
+from mhaprune.measure.columns import accuracy_columns, calibration_columns, choose_columns, size_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan, plan_columns, plan_words
@@ -116,6 +116,7 @@ class Trials:
         reported = measure(left, splits.report)
         control = name != NOTHING and self.recoveries[name].control
         columns = identity | {"control": control, "steps": steps, "seconds": seconds, **accuracy_columns(reported)}
+        columns |= calibration_columns(left, splits.report, reported)
         columns |= choose_columns(measure(left, splits.choose), self._dense)
         columns |= size_columns(left, splits.report) | {"note": note}
         if control and note:  # if the control failed, the model kept its old weights

@@ -92,7 +92,7 @@ def two(first: torch.Tensor, second: torch.Tensor) -> tuple[pd.DataFrame, Regret
     """Two scorers with these outcomes of every example; the first is better on the choose split and dearer."""
     grid = HeadGrid.full([Block(Site.CROSS, 0)], 2)
     masks = [HeadMask(grid, frozenset([head])) for head in grid]
-    reported = {mask: AnswerOutcome(*4 * [right]) for mask, right in zip(masks, (first, second), strict=True)}
+    reported = {mask: AnswerOutcome(right, right, right) for mask, right in zip(masks, (first, second), strict=True)}
     plans = [Plan(name, 0, "one_shot", mask) for name, mask in zip("ab", masks, strict=True)]
     best = [Plan(name, 0, "exact", masks[0]) for name in ("loss", "quality")]
     methods = pd.DataFrame(
@@ -167,7 +167,7 @@ def test_a_regret_is_against_the_best_of_its_own_size_with_the_interval_of_its_o
     grid, draw = HeadGrid.full([Block(Site.CROSS, 0)], 3), torch.Generator().manual_seed(0)
     masks = [HeadMask(grid, frozenset(grid.heads[n] for n in gone)) for gone in ((), (0,), (0, 1), (2,), (1, 2))]
     loss, exact = torch.rand(5, 40, generator=draw), (torch.rand(5, 40, generator=draw) < 0.6).float()
-    reported = {mask: AnswerOutcome(loss[i], *3 * [exact[i]]) for i, mask in enumerate(masks)}
+    reported = {mask: AnswerOutcome(loss[i], exact[i], exact[i]) for i, mask in enumerate(masks)}
     best = [Plan(name, 0, "exact", mask) for name in ("loss", "quality") for mask in masks[3:]]
     regrets = Regrets([Plan("mine", 0, "one_shot", mask) for mask in masks[:3]], best, reported)
     inner = regrets.of("mine")
@@ -185,7 +185,7 @@ def test_many_comparisons_are_corrected() -> None:
     masks = [HeadMask(grid, frozenset([head])) for head in grid]
     right = torch.ones(80)
     worse = right.index_fill(0, torch.arange(6), 0.0)
-    reported = {mask: AnswerOutcome(*4 * [right if i == 0 else worse]) for i, mask in enumerate(masks)}
+    reported = {mask: AnswerOutcome(*3 * [right if i == 0 else worse]) for i, mask in enumerate(masks)}
     plans = [Plan(name, 0, "one_shot", mask) for name, mask in zip("abcdef", masks, strict=True)]
     best = [Plan(name, 0, "exact", masks[0]) for name in ("loss", "quality")]
     methods = pd.DataFrame({"scorer": list("abcdef"), "family": "x", "choose_quality": np.linspace(0.9, 0.4, 6)})

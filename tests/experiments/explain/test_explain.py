@@ -230,7 +230,7 @@ def test_the_table_counts_what_turns() -> None:
     exact = torch.tensor([[1.0, 1, 1, 0], [0, 0, 1, 0], [1, 1, 1, 1]])
     loss = torch.tensor([[0.0, 0, 0, 1], [2, 2, 0, 2], [0, 0, 0, 0]])
     heads = [HeadId(Site.CROSS, 0, n) for n in (0, 3)]
-    table = closed_table(heads, AnswerOutcome(loss, exact, exact, exact)).set_index("head")
+    table = closed_table(heads, AnswerOutcome(loss, exact, exact)).set_index("head")
     assert table["turned_wrong"].to_dict() == {0: 2, 3: 0}
     assert table["turned_right"].to_dict() == {0: 0, 3: 1}
     assert table["quality"].to_dict() == {0: 0.25, 3: 1.0}
