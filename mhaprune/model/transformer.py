@@ -108,8 +108,15 @@ class Seq2Seq(EncoderDecoder, GatedModel):
 
     @torch.no_grad()
     def confidence(self, batch: Examples) -> Tensor:
-        own = self.answered(batch)
-        return (-self.evaluate(own).loss * (own.target != PAD).sum(dim=1)).exp()
+        def probability(answers: Examples, outcome: AnswerOutcome) -> Tensor:
+            return (-outcome.loss * (answers.target != PAD).sum(dim=1)).exp()
+
+        outcome = self.evaluate(batch)
+        found, wrong = probability(batch, outcome), (outcome.quality == 0).nonzero()[:, 0]
+        if len(wrong):  # only a wrong answer has to be written first: a right one is the target
+            own = self.answered(batch[wrong])
+            found[wrong] = probability(own, self.evaluate(own))
+        return found
 
     def relevance(self, batch: Examples, epsilon: float) -> Tensor:
         gates_BN = torch.ones(len(batch), len(self.grid), dtype=self.dtype, device=self.device, requires_grad=True)
