@@ -211,10 +211,10 @@ def test_the_confidence_in_an_answer_is_its_probability(task: Sort, splits: Spli
     model = gated_model(task)
     model.output.bias[:2] -= 100  # it writes neither padding nor begin
     batch = splits.report
-    found, own = model.confidence(batch), model.answered(batch)
+    found, own = model.confidence(batch, model.evaluate(batch)), model.answered(batch)
     assert found.std() > 1e-4
     assert model.evaluate(own).quality.all()
-    torch.testing.assert_close(model.confidence(own), found)
+    torch.testing.assert_close(model.confidence(own, model.evaluate(own)), found)
     assert not (own.target[:, : batch.target.shape[1]] == batch.target[:, : own.target.shape[1]]).all()
     for b, answer in enumerate(own.target):
         written, probability = [BOS], 1.0

@@ -1,6 +1,7 @@
 """Tables of a model's answers, of how often they are right, and of the model's size."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -108,7 +109,10 @@ def calibration_columns(subject: Subject, examples: Data, outcome: Outcome) -> d
     """Return the mean confidence of a model in its answers, and its `calibration_error`, given the outcome of these
     examples. No columns for a model without a confidence."""
     order, batches = by_length(examples, BATCH_SIZE)
-    found = [each for each in (subject.confidence(batch) for batch, _ in batches) if each is not None]
+    found = []
+    for batch, at in batches:
+        part: Any = type(outcome)(**{name: values[at] for name, values in outcome._asdict().items()})
+        found += [each] if (each := subject.confidence(batch, part)) is not None else []
     if not found:
         return {}
     confidence_E = torch.cat(found)[order.argsort()].double().cpu().numpy()

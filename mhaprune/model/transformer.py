@@ -19,7 +19,7 @@ from mhaprune.model.decoding import Step, attention_step, decode_greedily
 from mhaprune.model.network import AttentionSublayer, EncoderDecoder, Transformer
 from mhaprune.model.relevance import with_relevance
 from mhaprune.model.shared_prefixes import Branches, depth_first
-from mhaprune.subject import AnswerOutcome, Fallback
+from mhaprune.subject import AnswerOutcome, Fallback, Outcome
 from mhaprune.wrapping.blocks import AttentionBlock, block_of
 from mhaprune.wrapping.gated import GatedModel
 
@@ -107,11 +107,10 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         return Examples(data.source, answers_ET)
 
     @torch.no_grad()
-    def confidence(self, batch: Examples) -> Tensor:
-        def probability(answers: Examples, outcome: AnswerOutcome) -> Tensor:
-            return (-outcome.loss * (answers.target != PAD).sum(dim=1)).exp()
+    def confidence(self, batch: Examples, outcome: Outcome) -> Tensor:
+        def probability(answers: Examples, of: Outcome) -> Tensor:
+            return (-of.loss * (answers.target != PAD).sum(dim=1)).exp()
 
-        outcome = self.evaluate(batch)
         found, wrong = probability(batch, outcome), (outcome.quality == 0).nonzero()[:, 0]
         if len(wrong):  # only a wrong answer has to be written first: a right one is the target
             own = self.answered(batch[wrong])

@@ -20,7 +20,7 @@ from mhaprune.measure.outcomes import joined
 from mhaprune.progress import track
 from mhaprune.storage.cache import Cache, sources, tensor_digest, weights_digest
 from mhaprune.storage.store import fingerprint
-from mhaprune.subject import Fallback
+from mhaprune.subject import Fallback, Outcome
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, Rows
 from mhaprune.wrapping.gated import GatedModel
@@ -197,7 +197,7 @@ class WrappedModel(GatedModel):
         """Return the examples as they are: a pretrained model reads no labels except those among its inputs."""
         return self.placed(data)
 
-    def confidence(self, batch: Batches) -> Tensor | None:
+    def confidence(self, batch: Batches, outcome: Outcome) -> Tensor | None:
         return largest_probability(self.predict(batch)) if self.quality is accuracy else None
 
     def predict(self, batch: Batches) -> Any:

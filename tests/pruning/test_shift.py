@@ -49,7 +49,9 @@ def test_a_row_is_a_model_on_a_kind_of_examples_beside_the_whole_model(splits: S
         assert row["quality_low"] <= row["quality"] <= row["quality_high"]
         assert row["drop_low"] <= row["drop"] <= row["drop_high"]
         smaller = model.without(mask) if row["heads_removed"] else model
-        assert row["confidence"] == pytest.approx(smaller.confidence(examples).mean().item(), rel=1e-4)
+        assert row["confidence"] == pytest.approx(
+            smaller.confidence(examples, smaller.evaluate(examples)).mean().item(), rel=1e-4
+        )
         assert 0 <= row["ece"] <= 1
 
 
