@@ -185,9 +185,9 @@ class Subject(Protocol):
         """Return the examples. If the model reads labels as inputs, its own answers stand in place of the labels."""
         ...
 
-    def confidence(self, batch: Batch, outcome: Outcome) -> Tensor | None:
-        """Return the probability that the model gives to its own answer to each example, (B,). `outcome` is what
-        `evaluate` returned for the batch. None if its answers have no probabilities, or are not right or wrong: if the
+    def confidence(self, data: Batch, outcome: Outcome) -> Tensor | None:
+        """Return the probability that the model gives to its own answer to each example, (E,). `outcome` is what was
+        measured on all of them. None if its answers have no probabilities, or are not right or wrong: if the
         quality is not 1 or 0."""
         ...
 

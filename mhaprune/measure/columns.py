@@ -1,14 +1,12 @@
 """Tables of a model's answers, of how often they are right, and of the model's size."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from mhaprune.data import Data, Examples
-from mhaprune.measure.outcomes import BATCH_SIZE, by_length, measure
+from mhaprune.measure.outcomes import BATCH_SIZE, measure
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval, with_interval
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import CHOOSE_DROP, CONFIDENCE, ECE, ENDS, ERROR_RATE, QUALITY, join_names
@@ -108,14 +106,9 @@ def accuracy_columns(outcome: Outcome) -> dict[str, float]:
 def calibration_columns(subject: Subject, examples: Data, outcome: Outcome) -> dict[str, float]:
     """Return the mean confidence of a model in its answers, and its `calibration_error`, given the outcome of these
     examples. No columns for a model without a confidence."""
-    order, batches = by_length(examples, BATCH_SIZE)
-    found = []
-    for batch, at in batches:
-        part: Any = type(outcome)(**{name: values[at] for name, values in outcome._asdict().items()})
-        found += [each] if (each := subject.confidence(batch, part)) is not None else []
-    if not found:
+    if (found := subject.confidence(examples, outcome)) is None:
         return {}
-    confidence_E = torch.cat(found)[order.argsort()].double().cpu().numpy()
+    confidence_E = found.double().cpu().numpy()
     error = calibration_error(confidence_E, outcome.quality.double().cpu().numpy())
     return {CONFIDENCE: float(confidence_E.mean()), ECE: error}
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mhaprune.attention.gates import GateConfig
 from mhaprune.data import EOS, PAD, Examples, shift_right
 from mhaprune.heads import Block, HeadGrid, Site
-from mhaprune.measure.outcomes import BATCH_SIZE, joined
+from mhaprune.measure.outcomes import BATCH_SIZE, joined, measure
 from mhaprune.model.decoding import Step, attention_step, decode_greedily
 from mhaprune.model.network import AttentionSublayer, EncoderDecoder, Transformer
 from mhaprune.model.relevance import with_relevance
@@ -107,14 +107,14 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         return Examples(data.source, answers_ET)
 
     @torch.no_grad()
-    def confidence(self, batch: Examples, outcome: Outcome) -> Tensor:
+    def confidence(self, data: Examples, outcome: Outcome) -> Tensor:
         def probability(answers: Examples, of: Outcome) -> Tensor:
             return (-of.loss * (answers.target != PAD).sum(dim=1)).exp()
 
-        found, wrong = probability(batch, outcome), (outcome.quality == 0).nonzero()[:, 0]
+        found, wrong = probability(data, outcome), (outcome.quality == 0).nonzero()[:, 0]
         if len(wrong):  # only a wrong answer has to be written first: a right one is the target
-            own = self.answered(batch[wrong])
-            found[wrong] = probability(own, self.evaluate(own))
+            own = self.answered(data[wrong])
+            found[wrong] = probability(own, measure(self, own))
         return found
 
     def relevance(self, batch: Examples, epsilon: float) -> Tensor:

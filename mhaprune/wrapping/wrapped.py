@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.heads import Block, HeadId, HeadMask
-from mhaprune.measure.outcomes import joined
+from mhaprune.measure.outcomes import BATCH_SIZE, by_length, joined
 from mhaprune.progress import track
 from mhaprune.storage.cache import Cache, sources, tensor_digest, weights_digest
 from mhaprune.storage.store import fingerprint
@@ -197,8 +197,11 @@ class WrappedModel(GatedModel):
         """Return the examples as they are: a pretrained model reads no labels except those among its inputs."""
         return self.placed(data)
 
-    def confidence(self, batch: Batches, outcome: Outcome) -> Tensor | None:
-        return largest_probability(self.predict(batch)) if self.quality is accuracy else None
+    def confidence(self, data: Batches, outcome: Outcome) -> Tensor | None:
+        if self.quality is not accuracy:
+            return None
+        order, batches = by_length(data, BATCH_SIZE)
+        return torch.cat([largest_probability(self.predict(batch)) for batch, _ in batches])[order.argsort()]
 
     def predict(self, batch: Batches) -> Any:
         with torch.no_grad(), at_rest(self.model):
