@@ -4,14 +4,22 @@ import importlib.util
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from mhaprune import losses
 from mhaprune.front.heads import Heads, wrap
+from mhaprune.wrapping.workers import seen_by_a_worker, started
 from support.classifier import batches, classifier
+
+pytestmark = [  # Ray leaves its handles of /dev/null open
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 def heads(loss: Any = losses.classification, workers: int = 2) -> Heads:
@@ -77,3 +85,40 @@ def test_what_cannot_go_to_another_process_is_said() -> None:
         ValueError, match="workers=2: the model or a function given to wrap cannot go to another process"
     ):
         heads(loss).score("ablation")
+
+
+class OnGPUs(torch.nn.Module):
+    """A model that says that it is on these devices."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.devices = [SimpleNamespace(device=torch.device(name)) for name in names]
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return iter(self.devices)
+
+
+def test_a_worker_counts_its_own_gpus_from_0() -> None:
+    assert seen_by_a_worker(OnGPUs("cuda:5", "cpu", "cuda:2")) == {"cuda:2": "cuda:0", "cuda:5": "cuda:1"}
+    assert seen_by_a_worker(OnGPUs("cpu")) == {}
+
+
+@pytest.mark.ray
+def test_more_gpus_than_there_are_are_refused_and_not_waited_for() -> None:
+    started(1, 0)  # Ray runs, with the GPUs of this machine
+    here = torch.cuda.device_count()
+    with pytest.raises(ValueError, match=f"workers=2: needs {2 * here + 2} GPUs, .* and Ray has {here} free"):
+        started(2, here + 1)
+
+
+@pytest.mark.ray
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_workers_have_gpus_of_their_own() -> None:
+    number = torch.cuda.device_count()
+
+    def scores(workers: int) -> list[float]:
+        model = classifier().to("cuda")
+        return wrap(model, losses.classification, score=batches(3), workers=workers).score("ablation")["score"].tolist()
+
+    assert scores(number) == scores(0)
