@@ -3,23 +3,27 @@
 `python scripts/read_folders.py FOLDER` reads every model in FOLDER with `mhaprune.load`. With `--alone` transformers
 reads them as the README.md in each folder says, and mhaprune cannot be imported. Beside the folder NAME stands NAME.pt
 with a batch and the outputs. It prints JSON: for each name the largest difference relative to the largest output, or
-an error. Used by families.py, so nothing here imports mhaprune before it must.
+an error. families.py runs it.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
+
+from tiny_models import MODELS
 
 ALONE = re.compile(r"`(\w+)\.from_pretrained\(folder, trust_remote_code=True\)` reads it")
 """The line in the README.md of a saved folder that names the class which reads it."""
@@ -54,7 +58,7 @@ def difference(found: Tensor, expected: Tensor) -> float:
 
 
 def read_alone(folder: Path) -> nn.Module:
-    """Read a folder as a user without mhaprune does: a plain one by its class, one with code as its README.md says."""
+    """Read a folder as a user without mhaprune does: one with code as its README.md says, any other by its class."""
     import transformers
 
     readme = folder / "README.md"
@@ -64,13 +68,13 @@ def read_alone(folder: Path) -> nn.Module:
     return getattr(transformers, name).from_pretrained(folder)
 
 
-def read(folder: Path) -> nn.Module:
-    """Read a folder by `mhaprune.load`; one of a model of one's own needs its code, with other weights."""
+def read(folder: Path, name: str, kind: str) -> nn.Module:
+    """Read a folder by `mhaprune.load`. What is no plain model of transformers is built anew, with other weights."""
     import mhaprune
-    from other_models import OTHERS
 
-    other = OTHERS.get(folder.name.partition("-")[0])
-    return mhaprune.load(folder, model=other.make(seed=1) if (folder / "removal.json").exists() and other else None)
+    if not (folder / "removal.json").exists():
+        return mhaprune.load(folder)
+    return mhaprune.load(folder, model=MODELS[name].make(kind, seed=1))
 
 
 def main() -> int:
@@ -79,15 +83,24 @@ def main() -> int:
     parser.add_argument("--alone", action="store_true", help="by transformers, without mhaprune")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
-    found: dict[str, float | str] = {}
+    if find_spec("transformers") is not None:
+        importlib.import_module("transformers").logging.disable_progress_bar()
     if chosen.alone:
         sys.modules["mhaprune"] = None  # type: ignore[assignment]  # every import of it fails now
-    for noted in tqdm(sorted(chosen.folder.glob("*.pt")), desc="read alone" if chosen.alone else "read"):
-        folder, before = noted.with_suffix(""), torch.load(noted)
-        if chosen.alone and not (folder / "config.json").exists():
-            continue
+    found: dict[str, float | str] = {}
+    for file in tqdm(sorted(chosen.folder.glob("*.pt")), desc="read alone" if chosen.alone else "read"):
+        folder, before = file.with_suffix(""), torch.load(file)
         try:
-            model = (read_alone if chosen.alone else read)(folder)
+            if (folder / "modules.json").exists():
+                from sentence_transformers import SentenceTransformer
+
+                model: nn.Module = SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)
+            elif not chosen.alone:
+                model = read(folder, before["name"], before["kind"])
+            elif (folder / "config.json").exists():
+                model = read_alone(folder)
+            else:  # its own code is needed, and mhaprune
+                continue
             found[folder.name] = difference(outputs(model, before["batch"]), before["outputs"])
         except Exception as error:  # it is what is asked for
             found[folder.name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

