@@ -112,7 +112,7 @@ def table(rows: Sequence[Row], kinds: Sequence[str]) -> Iterator[str]:
         cut = [row for row in own if row.outcome == "removable"]
         both = "yes" if known([row.alone for row in cut]) else "by mhaprune"
         again = "" if not cut else "**no**" if any(row.is_wrong for row in cut) else both
-        cells += [f"{max(differences):.0e}" if differences else "", again]
+        cells += [f"{max(differences):.0e}".replace("0e+00", "0") if differences else "", again]
         heads = heads or (f"– of {own[0].expected}" if own[0].expected else "0")
         yield f"| {name} | {heads} | {' | '.join(cells)} |"
 
