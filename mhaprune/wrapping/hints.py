@@ -47,8 +47,8 @@ def nothing_found(model: nn.Module, called: Collection[str]) -> str:
     inner = [path for path in linear if not any(other != path and within(other, path) for other in linear)]
     message = (
         f"{type(model).__name__}: no attention found: no call of F.scaled_dot_product_attention, of the attention"
-        " interface of transformers or of nn.MultiheadAttention, and no softmax between two matrix products by matmul"
-        " or bmm. Name the blocks by hand"
+        " interface of transformers or of nn.MultiheadAttention, and no softmax between two products by bmm, or by"
+        " matmul of four dimensions. Name the blocks by hand"
     )
     if not inner:
         return f'{message}: blocks=[AttentionBlock("PATH", out="NAME OF W_O", heads=NUMBER)]'

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("peft", reason="pip install 'mhaprune[lora]'")
 
-from families import FAMILIES, batch_of, make
+from tiny_families import FAMILIES, batch_of, make
 
 import mhaprune
 from mhaprune import losses

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 
-from families import FAMILIES, batch_of, make
+from tiny_families import FAMILIES, batch_of, make
 
 import mhaprune
 from mhaprune import losses

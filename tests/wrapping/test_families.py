@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 
 import transformers
-from families import FAMILIES, GATES_ONLY, SINGLE, UNKNOWN, Family, batch_of, make, said, size_of_output
+from tiny_families import FAMILIES, GATES_ONLY, SINGLE, UNKNOWN, Family, batch_of, make, said, size_of_output
 
 import mhaprune
 from mhaprune.front.heads import Heads, wrap
@@ -154,7 +154,7 @@ warnings.simplefilter("ignore")
 sys.modules["mhaprune"] = None
 sys.path.append(sys.argv[2])
 import torch, transformers
-from families import FAMILIES, said
+from tiny_families import FAMILIES, said
 
 def check(model, folder):
     # A convolution rounds by where its memory lies, so outputs of two processes are compared to rounding.

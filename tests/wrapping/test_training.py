@@ -154,7 +154,7 @@ def test_distillation_asks_for_what_the_dense_model_says(kind: type[Classifier])
 def test_a_layer_without_heads_stays_silent(name: str) -> None:
     """A head had to stay in its weights. Neither a refit nor a training may listen to it."""
     pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
-    from families import FAMILIES, batch_of, make, size_of_output
+    from tiny_families import FAMILIES, batch_of, make, size_of_output
 
     family = FAMILIES[name]
     batch = batch_of(family)

@@ -15,7 +15,7 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 
 import transformers
-from families import FAMILIES, batch_of, make, size_of_output
+from tiny_families import FAMILIES, batch_of, make, size_of_output
 
 import mhaprune
 from mhaprune.front.heads import Heads, wrap

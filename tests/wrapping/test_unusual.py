@@ -39,6 +39,13 @@ class InWindows(Net):
         return super().attend(x.reshape(-1, 3, WIDTH)).reshape(*x.shape[:2], -1)
 
 
+class InFiveDimensions(Net):
+    def attend(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q, k, v = (each.unflatten(2, (2, 3)) for each in (q, k, v))  # windows, after the heads
+        return ((q @ k.mT).softmax(-1) @ v).flatten(2, 3).transpose(1, 2).flatten(2)
+
+
 class Router(nn.Linear):
     def forward(self, x: Tensor) -> Any:
         return super().forward(x), x.argmax(dim=-1)
@@ -80,6 +87,11 @@ def test_weights_of_windows_are_none_of_whole_examples(score: str) -> None:
     with pytest.raises(ValueError, match=f"scorer={score}: needs attention weights of whole examples, .*; leave it"):
         heads.score(score)
     assert heads.prune(mask={0: [1]}).num_heads == 3
+
+
+def test_products_of_five_dimensions_are_not_found_and_the_message_does_not_deny_them() -> None:
+    with pytest.raises(ValueError, match="no attention found: .* or by matmul of four dimensions"):
+        wrapped(InFiveDimensions())
 
 
 def test_a_linear_module_that_returns_a_tuple_ends_no_sublayer() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 
-from families import FAMILIES, batch_of, make
+from tiny_families import FAMILIES, batch_of, make
 
 import mhaprune
 from mhaprune import losses

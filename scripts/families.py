@@ -1,0 +1,196 @@
+"""Try mhaprune on tiny models of 99 families of transformers and on others: which of them can be cut, and is it right?
+
+`python scripts/families.py` tries all of families.yaml and tiny_models.py; `python scripts/families.py llama bloom`
+tries those. For each model, with eager and with fused attention where its class takes them:
+
+- how many heads are found, and how many there are;
+- whether they can be removed, or only gated, or are refused, and the reason;
+- half of the heads, chosen at random, removed by `prune`, against the whole model whose W_O does not see them: hooks
+  of this script set their columns of its input to zero. The largest difference is relative to the largest output;
+- the smaller model, saved and read in new processes, by mhaprune and by its own library alone (read_folders.py).
+
+It writes one row per model and kind of attention, as CSV, and prints a summary (families_report.py). It returns 1 if
+anything raises an exception that is no line of mhaprune, or is not equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import mhaprune
+from families_report import Row, page, summary
+from mhaprune.front.heads import Heads
+from mhaprune.heads import HeadId
+from mhaprune.measure.outcomes import ProofFailed
+from mhaprune.settings.options import did_you_mean
+from read_folders import call, difference, numbers_in, outputs
+from tiny_models import MODELS, Tiny
+
+HERE = Path(__file__).parent
+
+
+def size_of_outputs(output: Any, batch: Any) -> Tensor:
+    """Return a loss, (B,), from every real number that belongs to an example."""
+    rows = len(next(iter(batch.values())) if isinstance(batch, dict) else batch)
+    of_each = [value.reshape(rows, -1) for value in numbers_in(output) if value.dim() and len(value) == rows]
+    return torch.cat(of_each, dim=1).double().square().mean(dim=1)
+
+
+def columns(heads: Tensor, K: int) -> Tensor:
+    """Return the columns of the input of W_O that belong to some heads: h·K to (h+1)·K."""
+    return (heads[:, None] * K + torch.arange(K)).flatten()
+
+
+def blinded(model: nn.Module, heads: Heads, gone: Iterable[HeadId], width: int | None) -> nn.Module:
+    """Return a copy of a model in which every W_O reads zeros from some heads.
+
+    Only the names of the modules and of their heads are from mhaprune.
+    """
+    model = copy.deepcopy(model)
+    for block, name in zip(heads.subject.blocks, heads.subject.names, strict=True):
+        numbers = torch.tensor([head.head for head in gone if head.block == name], dtype=torch.long)
+        out = model.get_submodule(block.out.replace(".layer.out_proj", ".out_proj"))
+        if isinstance(out, nn.modules.linear.NonDynamicallyQuantizableLinear):  # torch.nn reads its weight only
+            assert isinstance(out.weight, Tensor)
+            out.weight.data[:, columns(numbers, width or out.in_features // block.heads)] = 0
+            continue
+
+        def hook(module: nn.Module, inputs: Any, numbers: Tensor = numbers, H: int = block.heads) -> Any:
+            K = width or inputs[0].shape[-1] // H
+            return inputs[0].index_fill(-1, columns(numbers, K), 0), *inputs[1:]
+
+        out.register_forward_pre_hook(hook)
+    return model
+
+
+def check(row: Row, model: nn.Module, tiny: Tiny, folder: Path) -> None:
+    """Find the heads of a model, remove half of them, compare, save, and note it in the row."""
+    batch, begin = tiny.batch(), time.perf_counter()
+    heads = mhaprune.wrap(model, size_of_outputs, score=[batch], call=call)
+    row.seconds, row.found = time.perf_counter() - begin, len(heads.grid)
+    row.outcome, why_not = "gates only" if heads.proven.why_not else "removable", heads.proven.why_not
+    idle = f"{len(heads.proven.without_effect)} without effect" if heads.proven.without_effect else ""
+    unseen = f"not seen: {', '.join(heads.unseen)}" if heads.unseen else ""
+    row.reason = "; ".join(filter(None, [why_not, idle, unseen]))
+    scores = torch.rand(len(heads.grid), generator=torch.Generator().manual_seed(2))
+    gone = [heads.grid.heads[n] for n in scores.argsort()[: len(scores) - round(len(scores) / 2)].tolist()]
+    masked = outputs(blinded(model, heads, gone, tiny.width), batch)
+    row.effect = difference(outputs(model, batch), masked)
+    if why_not:
+        with heads.closed([str(head) for head in gone]) as closed:
+            row.difference = difference(outputs(closed, batch), masked)
+        return
+    small = heads.prune(keep=0.5, by=scores)
+    row.difference = difference(said := outputs(small, batch), masked)
+    place = folder / f"{row.model}-{row.kind}"
+    mhaprune.save(small, place)
+    torch.save({"name": row.model, "kind": row.kind, "batch": batch, "outputs": said}, f"{place}.pt")
+
+
+def is_ours(error: Exception) -> bool:
+    """Return whether an exception is one line that mhaprune wrote for its users."""
+    (*_, last) = traceback.extract_tb(error.__traceback__)
+    inside = Path(str(mhaprune.__file__)).parent in Path(last.filename).parents
+    return isinstance(error, ValueError | ProofFailed) and inside and "\n" not in str(error)
+
+
+def row_of(name: str, kind: str, folder: Path) -> Row:
+    """Try one model with one kind of attention, and save what is left of it in the folder."""
+    tiny = MODELS[name]
+    row = Row(name, kind, tiny.heads)
+    if missing := [package for package in tiny.needs if find_spec(package) is None]:
+        row.outcome, row.reason = "skipped", f"needs the package {missing[0]}"
+        return row
+    try:
+        model = tiny.make(kind)
+    except ValueError as error:
+        if "does not support an attention implementation" not in str(error):
+            raise
+        row.outcome = "not offered"
+        return row
+    try:
+        check(row, model, tiny, folder)
+    except Exception as error:  # it is what is asked for
+        refused = is_ours(error) and not row.outcome  # what was called removable must be removed
+        row.outcome = "refused" if refused else "raw"
+        row.reason = str(error) if refused else f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return row
+
+
+def tried(names: Sequence[str], folder: Path) -> Iterator[Row]:
+    """Yield a row for every model and kind of attention."""
+    cases = [(name, kind) for name in names for kind in MODELS[name].kinds]
+    for name, kind in (bar := tqdm(cases, desc="try")):
+        bar.set_postfix_str(name)
+        yield row_of(name, kind, folder)
+
+
+def read_back(folder: Path, *options: str) -> dict[str, float | str]:
+    """Read all saved models in a new process."""
+    environment = os.environ | {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(HERE / "read_folders.py"), str(folder), *options]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
+    found: dict[str, float | str] = json.loads(done.stdout)
+    return found
+
+
+def all_tried(names: Sequence[str]) -> list[Row]:
+    """Return the rows of these models, with what was read of the saved ones."""
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        rows = list(tried(names, folder))
+        loaded, alone = read_back(folder), read_back(folder, "--alone")
+    for row in rows:
+        place = f"{row.model}-{row.kind}"
+        row.loaded, row.alone = loaded.get(place, row.loaded), alone.get(place, row.alone)
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="models to try; all if none is named")
+    parser.add_argument(
+        "--csv", type=Path, default=HERE.parent / "results" / "families.csv", help="default %(default)s"
+    )
+    parser.add_argument("--page", type=Path, help="a page of the docs, in which the tables are written anew")
+    chosen = parser.parse_args(arguments)
+    if unknown := [name for name in chosen.names if name not in MODELS]:
+        print(f"error: NAME={unknown[0]}: no such model, {did_you_mean(unknown[0], MODELS)}", file=sys.stderr)
+        return 1
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    if find_spec("transformers") is not None:
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+    rows = all_tried(chosen.names or list(MODELS))
+    chosen.csv.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(list(map(asdict, rows))).to_csv(chosen.csv, index=False)
+    if chosen.page:
+        chosen.page.write_text(page(chosen.page.read_text(), rows))
+    print(*summary(rows), f"All rows are in {chosen.csv}.", sep="\n")
+    return int(any(row.is_wrong for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""The trial of many families of models, on few of them; its checks must notice what is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+
+import families
+import families_report
+import mhaprune
+import read_folders
+import tiny_models
+from families_report import Row
+from mhaprune.front.heads import Heads
+from support.commands import run_here, run_script
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def again(place: Path, alone: bool = False) -> float:
+    """The difference of a saved model that is read in this process."""
+    before = torch.load(f"{place}.pt")
+    model = read_folders.read_alone(place) if alone else read_folders.read(place, before["name"], before["kind"])
+    return read_folders.difference(read_folders.outputs(model, before["batch"]), before["outputs"])
+
+
+def test_half_of_the_heads_are_removed_and_equal_to_hooks_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    found = [*families.tried(["llama", "mpnet", "nn.TransformerEncoder"], tmp_path)]
+    assert [(row.kind, row.outcome) for row in found] == [
+        ("eager", "removable"),
+        ("sdpa", "removable"),
+        ("eager", "removable"),
+        ("sdpa", "not offered"),
+        ("", "removable"),
+    ]
+    for row in found:
+        if row.outcome == "removable":
+            assert row.found == row.expected == 8
+            assert row.difference < 1e-5 < 0.01 < row.effect
+            row.loaded = again(tmp_path / f"{row.model}-{row.kind}")
+            row.alone = again(tmp_path / f"{row.model}-{row.kind}", alone=True) if row.kind else row.alone
+        assert not row.is_wrong
+    assert found[-1].loaded == 0
+
+
+@pytest.mark.parametrize("wrong", ["removal", "columns", "no hook", "loading"])
+def test_what_is_not_equal_is_called_wrong(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prune, columns, read = Heads.prune, families.columns, mhaprune.load
+    if wrong == "removal":
+        monkeypatch.setattr(Heads, "prune", lambda self, keep, by: prune(self, keep, -by))
+    if wrong == "columns":
+        monkeypatch.setattr(families, "columns", lambda heads, K: (columns(heads, K) + K // 2) % 32)
+    if wrong == "no hook":
+        monkeypatch.setattr(families, "columns", lambda heads, K: columns(heads, K)[:0])
+    if wrong == "loading":
+
+        def other(*given: Any, **named: Any) -> Any:
+            model = read(*given, **named)
+            model.classify.bias.data += 0.01
+            return model
+
+        monkeypatch.setattr(mhaprune, "load", other)
+    row = families.row_of("three maps", "", tmp_path)
+    row.loaded = again(tmp_path / "three maps-")
+    assert row.outcome == "removable"
+    assert row.is_wrong
+
+
+def test_an_error_is_refused_only_if_it_is_a_line_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = families.row_of("mamba", "eager", tmp_path)
+    assert (row.outcome, row.is_wrong) == ("refused", False)
+    assert row.reason.startswith("MambaForCausalLM: no attention found")
+    wrap = mhaprune.wrap
+
+    def raising(*given: Any, **named: Any) -> Any:
+        raise ValueError("one line, but not of mhaprune")
+
+    monkeypatch.setattr(mhaprune, "wrap", raising)
+    row = families.row_of("three maps", "", tmp_path)
+    assert (row.outcome, row.is_wrong) == ("raw", True)
+    monkeypatch.setattr(mhaprune, "wrap", wrap)
+    monkeypatch.setattr(Heads, "prune", lambda self, keep, by: self.mask(keep=99))
+    row = families.row_of("three maps", "", tmp_path)
+    assert row.outcome == "raw", "what was called removable must be removed"
+
+
+def test_a_model_whose_package_is_missing_is_skipped_with_its_name(tmp_path: Path) -> None:
+    tiny = tiny_models.Tiny(8, lambda: torch.nn.Linear(1, 1), lambda: None, needs=("no_such_package",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tiny_models.MODELS, "three maps", tiny)
+        row = families.row_of("three maps", "", tmp_path)
+    assert (row.outcome, row.reason) == ("skipped", "needs the package no_such_package")
+    done = run_here(families.main, "lama")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: NAME=lama: no such model, did you mean llama? ")
+
+
+def rows() -> list[Row]:
+    cut: dict[str, Any] = {"found": 8, "outcome": "removable", "difference": 2e-7, "effect": 0.5}
+    return [
+        Row("llama", "eager", 8, **cut, loaded=1e-7, alone=0.0),
+        Row("llama", "sdpa", 8, **cut, loaded=0.0, alone=0.0),
+        Row("led", "eager", 24, **cut | {"found": 16, "reason": "not seen: x"}, loaded=0.0, alone=0.0),
+        Row("led", "sdpa", 24, outcome="not offered"),
+        Row("sam", "eager", 8, outcome="refused", reason="Sam: no attention found: no call. Name it"),
+        Row("sam", "sdpa", 8, **cut, loaded=0.0, alone=0.0),
+        Row("mamba", "eager", 0, outcome="refused", reason="Mamba: no attention found: no call. Name it"),
+        Row("mamba", "sdpa", 0, outcome="not offered"),
+        Row("three maps", "", 8, **cut, loaded=0.0),
+        Row("einops", "", 8, outcome="skipped", reason="needs the package einops"),
+    ]
+
+
+def test_the_page_and_the_summary_count_what_was_found() -> None:
+    said = list(families_report.summary(rows()))
+    assert said[:2] == [
+        "2 of 4 families of transformers can be cut, 1 partly, 1 refused.",
+        "1 of 1 other models can be cut.",
+    ]
+    assert said[4:] == [
+        "5 of 5 saved models are equal in a new process, by mhaprune.load.",
+        "4 of 4 saved models are equal in a new process, without mhaprune.",
+        "Only a part of the heads is found in led.",
+        "Skipped: einops needs the package einops.",
+    ]
+    frame = "before\n<!-- tables by scripts/families.py -->\nold\n<!-- end -->\nafter"
+    lines = families_report.page(frame, rows()).splitlines()
+    assert "old" not in lines
+    assert {"before", "after", "<!-- end -->"} <= {*lines}
+    assert "| llama | 8 | cut | cut | 2e-07 | yes |" in lines
+    assert "| led | 16 of 24 | cut | – | 2e-07 | yes |" in lines
+    assert "| sam | 8 | refused | cut | 2e-07 | yes |" in lines
+    assert "| mamba | 0 | refused | – |  |  |" in lines
+    assert "| three maps | 8 | cut | 2e-07 | by mhaprune |" in lines
+    assert "- refused: **sam (eager), mamba**: no attention found: no call" in lines
+    wrong = Row("llama", "eager", 8, outcome="raw", reason="KeyError: 'x'")
+    assert any(line.startswith("WRONG: Row(model='llama'") for line in families_report.summary([wrong]))
+    with pytest.raises(ValueError, match="has no lines <!-- tables by scripts/families.py -->"):
+        families_report.page("nothing", rows())
+
+
+@pytest.mark.slow
+def test_all_families_are_built_and_three_are_tried_in_processes_of_their_own(tmp_path: Path) -> None:
+    assert len(tiny_models.families()) == 99
+    for name, tiny in tiny_models.families().items():
+        assert torch.isfinite(read_folders.outputs(tiny.make("eager"), tiny.batch())).all(), name
+    done = run_script("families.py", "llama", "siglip_vision", "three maps", "--csv", str(tmp_path / "found.csv"))
+    assert done.returncode == 0, done.stderr
+    assert "5 of 5 saved models are equal in a new process, by mhaprune.load." in done.stdout
+    assert "2 of 2 saved models are equal in a new process, without mhaprune." in done.stdout
+    table = pd.read_csv(tmp_path / "found.csv")
+    assert set(table["outcome"]) == {"removable"}
+    assert (table["difference"] < 1e-5).all()
