@@ -176,6 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [name for name in chosen.names if name not in MODELS]:
         print(f"error: NAME={unknown[0]}: no such model, {did_you_mean(unknown[0], MODELS)}", file=sys.stderr)
         return 1
+    if chosen.page and chosen.names:
+        print(f"error: --page={chosen.page}: has all models, leave out {chosen.names[0]}", file=sys.stderr)
+        return 1
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if find_spec("transformers") is not None:
