@@ -46,12 +46,16 @@ class Row:
 
     @property
     def is_wrong(self) -> bool:
-        """True for a raw exception, an output or a saved model that is not equal, and a comparison that shows nothing:
-        hooks that hardly change an output."""
+        """True for a raw exception, an output or a saved model that is not equal, a comparison that shows nothing
+        (hooks that hardly change an output), and heads that are missing without a word."""
         compared = self.outcome in ("removable", "gates only")
         must: list[float | str] = [self.difference] if compared else []
         must += [self.loaded, *known([self.alone])] if self.outcome == "removable" else []
-        return self.outcome == "raw" or not all(map(is_equal, must)) or (compared and not self.effect > 100 * EQUAL)
+        if compared and (
+            not self.effect > 100 * EQUAL or (self.found != self.expected and "not seen" not in self.reason)
+        ):
+            return True
+        return self.outcome == "raw" or not all(map(is_equal, must))
 
 
 def is_equal(value: float | str) -> bool:

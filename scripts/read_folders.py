@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -77,11 +77,11 @@ def read(folder: Path, name: str, kind: str) -> nn.Module:
     return mhaprune.load(folder, model=MODELS[name].make(kind, seed=1))
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--alone", action="store_true", help="by transformers, without mhaprune")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     if find_spec("transformers") is not None:
         importlib.import_module("transformers").logging.disable_progress_bar()

@@ -1,5 +1,7 @@
 """The trial of many families of models, on few of them; its checks must notice what is wrong."""
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,32 @@ def test_an_error_is_refused_only_if_it_is_a_line_of_ours(tmp_path: Path, monkey
     monkeypatch.setattr(Heads, "prune", lambda self, keep, by: self.mask(keep=99))
     row = families.row_of("three maps", "", tmp_path)
     assert row.outcome == "raw", "what was called removable must be removed"
+
+
+@pytest.mark.parametrize(
+    ("error", "ours"), [("ValueError('x')", True), ("ValueError('x\\ny')", False), ("KeyError('x')", False)]
+)
+def test_only_one_line_errors_of_the_package_are_its_own(error: str, ours: bool) -> None:
+    code = compile(f"raise {error}", str(Path(mhaprune.__file__).parent / "made_up.py"), "exec")
+    with pytest.raises((ValueError, KeyError)) as raised:
+        exec(code)
+    assert families.is_ours(raised.value) is ours
+
+
+def test_folders_are_read_alone_where_mhaprune_cannot_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mhaprune", mhaprune)
+    assert run_here(read_folders.main, str(tmp_path), "--alone").returncode == 0
+    with pytest.raises(ImportError):
+        importlib.import_module("mhaprune")
+
+
+def test_heads_that_are_missing_without_a_word_are_wrong() -> None:
+    led = rows()[2]
+    assert not led.is_wrong
+    led.reason = ""
+    assert led.is_wrong
 
 
 def test_a_model_whose_package_is_missing_is_skipped_with_its_name(tmp_path: Path) -> None:
