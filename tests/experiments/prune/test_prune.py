@@ -153,19 +153,6 @@ def test_of_several_controls_one_stands_beside_the_rows(tables: Mapping[str, pd.
     assert set(both["recovery"]) - set(alone["recovery"]) == {"from_scratch_distil"}
 
 
-def test_a_refit_is_closer_to_the_dense_model_and_no_training(tables: Mapping[str, pd.DataFrame], study: Study) -> None:
-    table = tables["recovery"]
-    assert "refit" not in set(tables["recovery_training"]["recovery"])
-    losses = table.pivot_table(index=["schedule", "heads_kept"], columns="recovery", values="loss")
-    fewer = losses[losses.index.get_level_values("heads_kept") < 6]
-    assert (fewer["refit"] < fewer["nothing"]).all()
-    row = one(table, schedule="greedy", recovery="refit", heads_kept=3)
-    assert row["steps"] == 0
-    left = study.subject.without(mask_of(study, row["removed"]))
-    twin, _ = Refit()(lesson_in(study), left, 0, None, lambda state: None)
-    assert row["loss"] == pytest.approx(loss_of(twin, study.splits.report), rel=1e-6)
-
-
 def test_between_budgets_the_trained_model_chooses_what_goes_next(
     tables: Mapping[str, pd.DataFrame], study: Study
 ) -> None:
