@@ -338,19 +338,6 @@ def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_tables(
         pd.testing.assert_frame_equal(table.drop(columns=clock), again[name].drop(columns=clock))
 
 
-def test_what_diverges_is_kept_as_it_was_and_said(cache: Path, folder: Path, tmp_path: Path) -> None:
-    settings = ["recovery=fine_tune", "recovery.fine_tune.learning_rate=1e30", "schedule=greedy"]
-    overrides = [*LEARNT, *FEW_ROUNDS, *settings, "experiment.budgets=[3]", f"cache={cache}"]
-    with RunFolder(tmp_path / "run").recorded() as recorded:
-        lines = build(compose("experiment=prune", *overrides, "recovery.fine_tune.steps=4"))(recorded).sentences
-    table = tables_of(tmp_path / "run")["recovery"]
-    tuned, plain = (one(table, recovery=name, heads_kept=3) for name in ("fine_tune", "nothing"))
-    assert tuned["quality"] == plain["quality"]
-    assert tuned["note"].startswith("diverged, so it is as it was: ")
-    assert plain["note"] == ""
-    assert any(line.startswith("fine_tune failed for ") and "diverged" in line for line in lines)
-
-
 def test_equal_masks_are_recovered_once(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     grid: HeadGrid = study.subject.grid
     plan = trials.Plan("a", 0, "one", HeadMask(grid, frozenset(grid.heads[:2])))
