@@ -64,10 +64,11 @@ NOT_HERE = re.compile(
 
 
 def overrides(command: str) -> Iterator[list[str]]:
-    """The overrides of a command; of a sweep those of the first job and of the last."""
+    """The overrides of a command; of a sweep those of the first job and, if it is another one, of the last."""
     words = [word for word in shlex.split(command, comments=True) if "=" in word]
     parsed = OverridesParser.create().parse_overrides([word for word in words if not NOT_HERE.match(word)])
-    for end in (0, -1):
+    swept = any(override.is_choice_sweep() for override in parsed)
+    for end in (0, -1) if swept else (0,):
         yield [
             f"{override.get_key_element()}={list(override.sweep_string_iterator())[end]}"
             if override.is_choice_sweep()

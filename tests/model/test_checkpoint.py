@@ -124,15 +124,6 @@ def test_what_is_read_is_what_was_saved(study: Study, pruned: Seq2Seq, file: Pat
         restore(replace(saved, digest="0"), *built)
 
 
-def test_a_trained_model_keeps_its_gates(cache: Path, tmp_path: Path) -> None:
-    run(tmp_path / "train", "experiment=train", *LEARNT, f"cache={cache}")
-    path = tmp_path / "train" / "model.pt"
-    study = build(compose("experiment=ablate", f"model_file={path}", f"cache={cache}")).study()
-    dense = build(compose("experiment=train", *LEARNT, f"cache={cache}")).study()
-    assert study.subject.learned_gates() is not None
-    assert torch.equal(study.subject.call(study.splits.report), dense.subject.call(dense.splits.report))
-
-
 def test_two_files_of_one_name_are_two_runs(study: Study, file: Path, tmp_path: Path) -> None:
     """A run's fingerprint is that of the weights, wherever they lie."""
     copy, other = tmp_path / "copy.pt", tmp_path / "other.pt"

@@ -14,7 +14,7 @@ from mhaprune.attention.gates import Softmax
 from mhaprune.data import PAD, Examples, Splits
 from mhaprune.measure.outcomes import Diverged
 from mhaprune.model.network import Transformer
-from mhaprune.model.training import NEWTON_SCHULZ, Muon, Training, cross_entropy, head_gates, orthogonal, stacked
+from mhaprune.model.training import Muon, Training, cross_entropy, head_gates, orthogonal, stacked
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tasks.sort import Sort
 
@@ -252,31 +252,11 @@ def test_a_step_on_stacks_is_muon_on_each_matrix(weight_decay: float) -> None:
 
 
 def iterated(matrix: Tensor) -> Tensor:
-    a, b, c = NEWTON_SCHULZ
+    a, b, c = 3.4445, -4.7750, 2.0315  # Jordan et al. 2024
     x = matrix / matrix.norm()
     for _ in range(5):
         x = a * x + b * x @ x.mT @ x + c * x @ x.mT @ x @ x.mT @ x
     return x
-
-
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
-def test_muon_is_that_of_torch_up_to_its_bfloat16() -> None:
-    # Of the smallest matrices bfloat16 may lose the lesser direction altogether.
-    ours = [weight for weight in parameters(torch.float32) if weight.dim() == 2 and weight.numel() > 4]
-    twins = copy.deepcopy(ours)
-    start = copy.deepcopy(ours)
-    wanted = [torch.randn_like(weight) for weight in ours]
-    mine = Muon(stacked(ours), lr=0.02, weight_decay=0.1)
-    theirs = torch.optim.Muon(twins, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-    for _ in range(4):
-        for weights, optimiser in ((ours, mine), (twins, theirs)):
-            optimiser.zero_grad(set_to_none=False)
-            loss_of(weights, wanted).backward()
-            optimiser.step()
-    for weight, twin, first in ((x.detach() for x in three) for three in zip(ours, twins, start, strict=True)):
-        moved = (twin - first).norm()
-        assert float((weight - twin).norm() / moved) < 0.02
-        assert float(moved) > 0.1
 
 
 def test_no_gradient_is_no_update() -> None:

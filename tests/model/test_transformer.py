@@ -37,14 +37,6 @@ GONE: dict[str, tuple[int, ...]] = {
 """Of the 18 heads of `model`, those of the encoder first, then block by block of the decoder."""
 
 
-def test_open_gates_change_nothing_and_every_gate_matters(model: Seq2Seq, batch: Examples) -> None:
-    logits = model.call(batch)
-    torch.testing.assert_close(model.run_gated(batch, torch.ones(len(model.grid))), logits)
-    for head in model.grid:
-        closed = model.run_gated(batch, HeadMask(model.grid).without(head).gates())
-        assert (closed - logits)[batch.target != PAD].abs().max() > 1e-4, head
-
-
 @pytest.mark.parametrize("which", GONE)
 def test_masked_equals_removed_in_two_steps(model: Seq2Seq, batch: Examples, which: str) -> None:
     grid = model.grid
@@ -60,16 +52,6 @@ def test_masked_equals_removed_in_two_steps(model: Seq2Seq, batch: Examples, whi
     assert torch.equal(smaller.decode_greedily(batch.source, 6), decoded)
     for seen in (smaller.head_outputs(batch), {b: m.weights for b, m in smaller.attention_maps(batch).items()}):
         assert [heads.shape[1] for heads in seen.values()] == list(smaller.grid.sizes)
-
-
-def test_head_outputs_stand_in_the_order_of_the_grid(model: Seq2Seq, batch: Examples) -> None:
-    """Each head's output, closed one at a time, is what its block no longer writes."""
-    outputs = model.head_outputs(batch)
-    assert list(outputs) == list(model.output_weights()) == list(model.grid.blocks)
-    for block, output in outputs.items():
-        heads = [head for head in model.grid if head.block == block]
-        smaller = model.without(HeadMask(model.grid).without(heads[0])).head_outputs(batch)
-        torch.testing.assert_close(smaller[block], output[:, 1:])
 
 
 def test_gates_per_token_close_a_head_where_they_say(model: Seq2Seq, batch: Examples) -> None:
@@ -122,20 +104,6 @@ def test_decoding_is_the_loop_over_full_passes(model: Seq2Seq, batch: Examples) 
     after_end = ((expected == EOS).cumsum(1) - (expected == EOS).int()) > 0
     assert torch.equal(model.decode_greedily(batch.source, 7), expected.masked_fill(after_end, PAD))
     assert not model.predict(batch).is_inference(), "autograd could not save it"
-
-
-def test_padding_is_not_seen(model: Seq2Seq, batch: Examples) -> None:
-    """Each example alone, without any padding, has the loss it has in the batch."""
-    together = model.evaluate(batch)
-    alone = [model.evaluate(batch[b : b + 1]).loss for b in range(len(batch))]
-    torch.testing.assert_close(together.loss, torch.cat(alone))
-
-
-def test_the_future_is_not_seen(model: Seq2Seq, batch: Examples) -> None:
-    prefix = shift_right(batch.target)
-    changed = prefix.clone()
-    changed[:, 3:] = 4
-    torch.testing.assert_close(model(batch.source, changed)[:, :3], model(batch.source, prefix)[:, :3])
 
 
 def test_flops_equal_what_torch_counts(batch: Examples) -> None:

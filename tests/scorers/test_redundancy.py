@@ -10,7 +10,6 @@ from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation, predicted
-from mhaprune.scorers.prediction import Prediction
 from mhaprune.scorers.redundancy import Redundancy
 from mhaprune.scorers.refit_error import RefitError
 
@@ -30,22 +29,6 @@ def test_the_score_is_one_less_the_largest_cosine_of_centred_outputs(
     expected = [1 - max(unit[n] @ unit[m] for m in range(3) if m != n) for n in range(3)]
     found = model.grid.split(Redundancy()(model, splits.score, 0).values)[block][0]
     np.testing.assert_allclose(found, expected, rtol=1e-8)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("factor", "score"), [(1.0, 0.0), (3.0, 0.0), (-1.0, 2.0)])
-def test_a_copy_is_repeated_at_any_size_and_its_opposite_is_not(
-    model: Seq2Seq, splits: Splits, factor: float, score: float
-) -> None:
-    block = Block(Site.CROSS, 1)
-    attention = model.attention_sublayers()[block].attention
-    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
-        projection.weight[4:8] = projection.weight[:4]
-        projection.bias[4:8] = projection.bias[:4]
-    attention.out_proj.weight[:, 4:8] = factor * attention.out_proj.weight[:, :4]
-    third = model.without(HeadMask(model.grid, frozenset([model.grid.heads[-1]])))
-    both = third.grid.split(Redundancy()(third, splits.score, 0).values)[block][0].tolist()
-    assert both == pytest.approx([score, score], abs=1e-9)
 
 
 @torch.no_grad()
@@ -108,26 +91,3 @@ def test_ablation_by_what_is_predicted_is_the_loss_with_a_new_output_projection(
     default = Ablation(replace="predicted")(model, splits.score, 0)
     torch.testing.assert_close(default.values[0, -1], (loss - dense).mean(), rtol=0.05, atol=1e-3)
     assert default.forward_passes == 1 + len(model.grid) + 2
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("block", [Block(Site.ENCODER_SELF, 1), Block(Site.CROSS, 0)])
-def test_a_head_that_another_one_repeats_can_be_stood_in_for(model: Seq2Seq, splits: Splits, block: Block) -> None:
-    attention = model.attention_sublayers()[block].attention
-    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
-        projection.weight[4:8] = projection.weight[:4]
-        projection.bias[4:8] = projection.bias[:4]
-    first, second, third = model.grid.split(RefitError(ridge=1e-6)(model, splits.score, 0).values)[block][0]
-    assert max(first, second) < 1e-4 * third
-
-
-def test_what_is_missed_has_no_mean_and_tells_nothing_of_the_others(model: Seq2Seq, splits: Splits) -> None:
-    """As residuals of a regression with an intercept do."""
-    prediction = Prediction.fit(model, splits.score, TINY)
-    block = Block(Site.DECODER_SELF, 1)
-    missed = prediction.missed(model.head_outputs(splits.score))[block]
-    missed_XHK = missed.transpose(1, 2)[splits.score.target != PAD]
-    _, rest = outputs_and_rest(model, splits.score, block, 0)
-    products = rest.T @ missed_XHK[:, 0] / len(rest)
-    assert products.abs().max() < 1e-6
-    assert (rest.T @ missed_XHK[:, 1] / len(rest)).abs().max() > 1e-3

@@ -24,6 +24,7 @@ import mhaprune
 from mhaprune.front.command_line import main
 from mhaprune.model.checkpoint import load
 from mhaprune.runs.jobs import Sweep
+from mhaprune.storage import locks
 from mhaprune.storage.cache import Cache, sources
 from mhaprune.storage.locks import is_held, locked
 from mhaprune.storage.seals import Damaged, opened, sealed
@@ -96,7 +97,9 @@ def test_a_lock_is_held_once_and_says_by_whom(tmp_path: Path) -> None:
         pass
 
 
-def test_who_is_waited_for_is_said_after_a_second(tmp_path: Path, caplog: Any) -> None:
+def test_who_is_waited_for_is_said_after_a_while(tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert locks.PATIENCE == 1.0
+    monkeypatch.setattr(locks, "PATIENCE", 0.15)
     path = tmp_path / "lock"
     held = threading.Event()
 
@@ -105,7 +108,7 @@ def test_who_is_waited_for_is_said_after_a_second(tmp_path: Path, caplog: Any) -
             held.set()
             time.sleep(seconds)
 
-    for seconds, said in ((0.1, False), (1.3, True)):
+    for seconds, said in ((0.02, False), (0.4, True)):
         caplog.clear()
         held.clear()
         thread = threading.Thread(target=hold, args=(seconds,))

@@ -97,16 +97,6 @@ def test_what_it_learns_from_is_the_train_split() -> None:
     assert not equal(fitted(0, own), fitted(0, batches(2, 8)))
 
 
-def test_the_model_of_the_user_stays_as_it_is_and_the_copy_learns() -> None:
-    whole = heads().subject.model
-    before = copy.deepcopy(whole.state_dict())
-    mask = HeadMask(heads().grid, frozenset(heads().grid.heads[:6]))
-    plain, tuned = (heads().without(mask, fine_tune=steps) for steps in (0, 60))
-    loss = [float(measure(model, heads().splits["score"]).loss.mean()) for model in (plain, tuned)]
-    assert loss[1] < loss[0]
-    assert all(torch.equal(weight, before[name]) for name, weight in whole.state_dict().items())
-
-
 class Answer(dict[str, Tensor]):
     """An output as transformers makes it."""
 

@@ -21,7 +21,7 @@ import mhaprune
 from mhaprune.front.heads import Heads, wrap
 from mhaprune.front.timing import generating
 from mhaprune.heads import HeadMask
-from mhaprune.measure.outcomes import measure, output_difference
+from mhaprune.measure.outcomes import output_difference
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import conf_folder, option
 from support.figures import drawing
@@ -63,25 +63,6 @@ def test_a_report_counts_groups_and_shows_each_in_a_column(llama: Heads) -> None
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "2"]
     assert axes.get_xlim() == (-0.5, 1.5), "no empty column"
     assert found.figures["accuracy"].figure.axes[0].get_xlabel() == "key-value groups removed, of 4"
-
-
-def test_a_group_is_closed_together(llama: Heads) -> None:
-    """Its ablation is that of both heads in one pass, not a sum."""
-    groups, split = llama.units("group"), llama.splits.score
-    scores = groups.score("ablation").set_index("head")["score"]
-    dense = measure(llama.subject, split).loss.mean()
-    closed = HeadMask(llama.grid).without(*llama.grid.heads[2:4])
-    expected = measure(llama.subject, split, closed.gates()).loss.mean() - dense
-    assert float(scores.iloc[1]) == pytest.approx(float(expected), rel=1e-5)
-
-
-def test_the_output_of_a_group_is_the_sum_of_its_heads(llama: Heads) -> None:
-    groups, batch = llama.units("group").subject, llama.splits.score
-    weights, of_heads = llama.subject.output_weights(), llama.subject.head_outputs(batch)
-    wide_weights, of_groups = groups.output_weights(), groups.head_outputs(batch)
-    for block in llama.grid.blocks:
-        of_each = of_heads[block] @ weights[block]
-        torch.testing.assert_close(of_groups[block] @ wide_weights[block], of_each.unflatten(1, (2, 2)).sum(dim=2))
 
 
 @pytest.mark.parametrize("unit", ["group"])

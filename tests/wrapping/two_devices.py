@@ -16,6 +16,8 @@ from tiny_families import FAMILIES, batch_of, make
 import mhaprune
 from mhaprune import losses
 from mhaprune.front.heads import Heads
+from mhaprune.scorers.base import Scorer
+from mhaprune.scorers.integrated_gradients import IntegratedGradients
 from mhaprune.wrapping.replay import mapped
 from support.second_device import TwoDevices, second_device
 
@@ -45,7 +47,7 @@ def heads_of(model: nn.Module) -> Heads:
     return mhaprune.wrap(model, losses.language_model, score=few, choose=few, report=few)
 
 
-SCORERS = (
+SCORERS: tuple[str | Scorer, ...] = (
     "ablation",
     "gate_output",
     "taylor",
@@ -60,7 +62,7 @@ SCORERS = (
     "ablation_mean",
     "ablation_resample",
     "ablation_predicted",
-    "integrated_gradients",
+    IntegratedGradients(steps=3),
     "taylor_batch",
 )
 RECOVERIES: tuple[dict[str, Any], ...] = ({}, {"refit": True}, {"fine_tune": 2}, {"fine_tune": {"distillation": 0.5}})
@@ -68,7 +70,7 @@ RECOVERIES: tuple[dict[str, Any], ...] = ({}, {"refit": True}, {"fine_tune": 2},
 
 def numbers(heads: Heads) -> dict[str, list[float]]:
     """Scores, and the outputs of smaller models."""
-    found = {name: heads.score(name)["score"].tolist() for name in SCORERS}
+    found = {str(scorer): heads.score(scorer)["score"].tolist() for scorer in SCORERS}
     mask = heads.mask(keep=0.5, by="gate_output", unit="group")
     for how in RECOVERIES:
         how = {key: value | {"steps": 2} if isinstance(value, dict) else value for key, value in how.items()}

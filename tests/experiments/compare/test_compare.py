@@ -153,15 +153,6 @@ def test_the_verdict_has_three_ways(change: float, side: str) -> None:
     assert winner["choice"] == ("b" if side == "tied" else "a"), "of two that tie the cheaper one"
 
 
-@pytest.mark.parametrize(("differ", "tied"), [(0, "b"), (4, "b"), (9, "")])
-def test_what_is_within_the_noise_has_no_winner(differ: int, tied: str) -> None:
-    """Signs of chance are alike in one case of eight with four examples, and in one of 256 with nine."""
-    right = torch.ones(80)
-    winner = winner_of(right, right.index_fill(0, torch.arange(differ), 0.0))
-    assert winner["tied"] == tied
-    assert winner["choice"] == (tied or "a")
-
-
 def test_a_regret_is_against_the_best_of_its_own_size_with_the_interval_of_its_objective() -> None:
     """One scorer removes head 0, then 1; by loss the best are 2, then 1 and 2."""
     grid, draw = HeadGrid.full([Block(Site.CROSS, 0)], 3), torch.Generator().manual_seed(0)

@@ -153,19 +153,6 @@ def test_of_several_controls_one_stands_beside_the_rows(tables: Mapping[str, pd.
     assert set(both["recovery"]) - set(alone["recovery"]) == {"from_scratch_distil"}
 
 
-def test_a_refit_is_closer_to_the_dense_model_and_no_training(tables: Mapping[str, pd.DataFrame], study: Study) -> None:
-    table = tables["recovery"]
-    assert "refit" not in set(tables["recovery_training"]["recovery"])
-    losses = table.pivot_table(index=["schedule", "heads_kept"], columns="recovery", values="loss")
-    fewer = losses[losses.index.get_level_values("heads_kept") < 6]
-    assert (fewer["refit"] < fewer["nothing"]).all()
-    row = one(table, schedule="greedy", recovery="refit", heads_kept=3)
-    assert row["steps"] == 0
-    left = study.subject.without(mask_of(study, row["removed"]))
-    twin, _ = Refit()(lesson_in(study), left, 0, None, lambda state: None)
-    assert row["loss"] == pytest.approx(loss_of(twin, study.splits.report), rel=1e-6)
-
-
 def test_between_budgets_the_trained_model_chooses_what_goes_next(
     tables: Mapping[str, pd.DataFrame], study: Study
 ) -> None:
@@ -349,19 +336,6 @@ def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_tables(
     for name, table in tables.items():
         clock = [column for column in CLOCK if column in table]
         pd.testing.assert_frame_equal(table.drop(columns=clock), again[name].drop(columns=clock))
-
-
-def test_what_diverges_is_kept_as_it_was_and_said(cache: Path, folder: Path, tmp_path: Path) -> None:
-    settings = ["recovery=fine_tune", "recovery.fine_tune.learning_rate=1e30", "schedule=greedy"]
-    overrides = [*LEARNT, *FEW_ROUNDS, *settings, "experiment.budgets=[3]", f"cache={cache}"]
-    with RunFolder(tmp_path / "run").recorded() as recorded:
-        lines = build(compose("experiment=prune", *overrides, "recovery.fine_tune.steps=4"))(recorded).sentences
-    table = tables_of(tmp_path / "run")["recovery"]
-    tuned, plain = (one(table, recovery=name, heads_kept=3) for name in ("fine_tune", "nothing"))
-    assert tuned["quality"] == plain["quality"]
-    assert tuned["note"].startswith("diverged, so it is as it was: ")
-    assert plain["note"] == ""
-    assert any(line.startswith("fine_tune failed for ") and "diverged" in line for line in lines)
 
 
 def test_equal_masks_are_recovered_once(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
