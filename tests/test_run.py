@@ -1,5 +1,8 @@
 import json
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,11 @@ from mhaprune.model.training import Training
 from mhaprune.runs.jobs import Sweep
 from mhaprune.runs.run import build
 from mhaprune.storage.store import RunFolder, fingerprint, read_status
+from support import ROOT
 from support.commands import run_here, run_script
 from support.composing import compose, tables_in
 from support.figures import drawing
+from support.real_sweeps import hear
 from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES
 
 SMALL = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE]
@@ -244,8 +249,8 @@ def train(tmp_path: Path) -> list[str]:
 def test_an_interrupted_run_says_so_and_goes_on_where_it_was(
     by: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int]
 ) -> None:
-    """Interrupted in the fifth of six steps, after which its state is saved. Real interrupts of other processes are in
-    test_faults.py."""
+    """Interrupted in the fifth of six steps, after which its state is saved. Real interrupts of another process are in
+    the test below."""
     counted = Training.step
 
     def interrupted(*arguments: object, **keywords: object) -> torch.Tensor:
@@ -263,6 +268,34 @@ def test_an_interrupted_run_says_so_and_goes_on_where_it_was(
     assert again.returncode == 0
     assert "goes on from the interrupted one" in again.stdout
     assert len(steps) == 5 + 1, "no step is trained twice"
+
+
+@pytest.mark.slow
+def test_an_interrupted_process_says_so_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    arguments = [argument for argument in train(tmp_path) if not argument.startswith("training.steps")]
+    command = [sys.executable, str(ROOT / "scripts" / "run.py"), *arguments]
+    endless = subprocess.Popen([*command, "training.steps=100000"], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 150
+    while not list((tmp_path / "cache").glob("*.partial.pt")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    endless.send_signal(signal.SIGTERM)
+    _, errors = endless.communicate(timeout=150)
+    assert endless.returncode == 130
+    assert errors == "error: interrupted; what was trained is kept, the same command goes on from there\n"
+    assert read_status(tmp_path / "run")["status"] == "failed"
+    assert read_status(tmp_path / "run")["reason"] == "interrupted"
+    [partial] = (tmp_path / "cache").glob("*.partial.pt")
+    reached = torch.load(partial, weights_only=True)["content"]["step"]
+    again = subprocess.Popen([*command, "training.steps=100000"], stdout=subprocess.PIPE, text=True, preexec_fn=hear)
+    assert again.stdout is not None
+    lines = iter(again.stdout.readline, "")
+    assert any("goes on from the interrupted one" in line for line in lines)
+    deadline = time.monotonic() + 150
+    while torch.load(partial, weights_only=True)["content"]["step"] <= reached and time.monotonic() < deadline:
+        time.sleep(0.05)
+    again.send_signal(signal.SIGINT)
+    again.communicate(timeout=150)
+    assert torch.load(partial, weights_only=True)["content"]["step"] > reached
 
 
 def test_what_was_computed_for_other_weights_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
