@@ -259,5 +259,25 @@ def iterated(matrix: Tensor) -> Tensor:
     return x
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_muon_is_that_of_torch_up_to_its_bfloat16() -> None:
+    # Of the smallest matrices bfloat16 may lose the lesser direction altogether.
+    ours = [weight for weight in parameters(torch.float32) if weight.dim() == 2 and weight.numel() > 4]
+    twins = copy.deepcopy(ours)
+    start = copy.deepcopy(ours)
+    wanted = [torch.randn_like(weight) for weight in ours]
+    mine = Muon(stacked(ours), lr=0.02, weight_decay=0.1)
+    theirs = torch.optim.Muon(twins, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(4):
+        for weights, optimiser in ((ours, mine), (twins, theirs)):
+            optimiser.zero_grad(set_to_none=False)
+            loss_of(weights, wanted).backward()
+            optimiser.step()
+    for weight, twin, first in ((x.detach() for x in three) for three in zip(ours, twins, start, strict=True)):
+        moved = (twin - first).norm()
+        assert float((weight - twin).norm() / moved) < 0.02
+        assert float(moved) > 0.1
+
+
 def test_no_gradient_is_no_update() -> None:
     assert torch.equal(orthogonal(torch.zeros(2, 3, 3)), torch.zeros(2, 3, 3))
