@@ -96,8 +96,8 @@ def seen_by_a_worker(module: nn.Module) -> dict[str, str]:
     """Return the GPUs on which a model is, by name, each with the name that it has in a process that sees only as many:
     a worker has GPUs of its own, numbered from 0."""
     devices = {weight.device for weight in (*module.parameters(), *module.buffers())}
-    names = sorted(str(device) for device in devices if device.type == "cuda")
-    return {name: f"cuda:{number}" for number, name in enumerate(names)}
+    gpus = sorted((device for device in devices if device.type == "cuda"), key=lambda device: device.index)
+    return {str(device): f"cuda:{number}" for number, device in enumerate(gpus)}
 
 
 def on_cpu(value: Any) -> Any:

@@ -99,7 +99,7 @@ class OnGPUs(torch.nn.Module):
 
 
 def test_a_worker_counts_its_own_gpus_from_0() -> None:
-    assert seen_by_a_worker(OnGPUs("cuda:5", "cpu", "cuda:2")) == {"cuda:2": "cuda:0", "cuda:5": "cuda:1"}
+    assert seen_by_a_worker(OnGPUs("cuda:10", "cpu", "cuda:2")) == {"cuda:2": "cuda:0", "cuda:10": "cuda:1"}
     assert seen_by_a_worker(OnGPUs("cpu")) == {}
 
 
