@@ -20,6 +20,7 @@ import torch
 import mhaprune
 from bench_scale import QWEN, WIDTHS, loss
 from mhaprune.front.heads import Heads
+from mhaprune.settings.refusals import one_line
 
 BATCHES = 4
 
@@ -84,13 +85,22 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="narrow layers, to try the script")
     parser.add_argument("--score", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    for name, least in {"workers": 0, "rounds": 1, "layers": 1, "texts": BATCHES}.items():
+        if getattr(chosen, name) < least:
+            parser.error(f"--{name}={getattr(chosen, name)}: must be {least} or more")
     torch.set_num_threads(1)
     if chosen.score:
         scored(wrapped(chosen, cache=chosen.score))
         return 0
-    if chosen.workers:
-        share_out(chosen)
-    kill(chosen)
+    try:
+        if chosen.workers:
+            share_out(chosen)
+        kill(chosen)
+    except (ValueError, RuntimeError) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

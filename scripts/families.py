@@ -186,7 +186,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-    rows = all_tried(chosen.names or list(MODELS))
+    try:
+        rows = all_tried(chosen.names or list(MODELS))
+    except KeyboardInterrupt:
+        print("error: interrupted, nothing is written", file=sys.stderr)
+        return 130
     chosen.csv.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(list(map(asdict, rows))).to_csv(chosen.csv, index=False)
     if chosen.page:

@@ -228,12 +228,15 @@ def test_the_confidence_in_an_answer_is_its_probability(task: Sort, splits: Spli
 
 def test_a_classifier_is_as_sure_as_its_largest_probability() -> None:
     few = {name: batches(2, seed) for seed, name in enumerate(("score", "choose", "report"))}
+    few["report"].reverse()  # the longer texts come first, and are measured last
     heads = mhaprune.wrap(classifier(), losses.classification, **few)
     report = heads.splits["report"]
     outcome = measure(heads.subject, report)
     columns = calibration_columns(heads.subject, report, outcome)
     sure = [heads.subject.model(**one)["logits"].softmax(1).max(1).values for one in few["report"]]
     assert columns["confidence"] == pytest.approx(torch.cat(sure).mean().item())
+    found = heads.subject.confidence(report, outcome)
+    torch.testing.assert_close(found, torch.cat(sure).detach(), msg="each in the place of its example")
     confidence = torch.cat(sure).double().detach().numpy()
     assert columns["ece"] == pytest.approx(calibration_error(confidence, outcome.quality.double().numpy()))
     by_loss = mhaprune.wrap(classifier(), losses.classification, quality=losses.classification, **few)
