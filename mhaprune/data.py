@@ -79,16 +79,25 @@ class Data(ABC):
         """Raise TypeError: examples are not iterable. Python would otherwise try the items 0, 1, 2."""
         raise TypeError("examples are read in batches: for batch in examples.batches(128)")
 
+    def first(self, number: int) -> Self:
+        """Return the first examples that can be computed together, at most this number."""
+        return self[:number]
+
     def few(self) -> Self:
         """Return the first examples: at most `FEW`, with at most `FEW_TOKENS` tokens, but at least one example."""
-        within = int((self[: self.rows(FEW)].lengths().cumsum(dim=0) <= FEW_TOKENS).sum())
-        return self[: max(1, within)]
+        first = self.first(self.rows(FEW))
+        within = int((first.lengths().cumsum(dim=0) <= FEW_TOKENS).sum())
+        return first[: max(1, within)]
 
     def batches(self, batch_size: int) -> Iterator[Self]:
         """Yield all examples in their order, at most `batch_size` at once."""
-        rows = self.rows(batch_size)
-        for start in range(0, len(self), rows):
-            yield self[start : start + rows]
+        for at in self.passes(torch.arange(len(self)), batch_size):
+            yield self[int(at[0]) : int(at[-1]) + 1]
+
+    def passes(self, order: Tensor, wanted: int) -> Iterator[Tensor]:
+        """Split positions (E,) into those of one pass each: at most `wanted`, and only examples that can be computed
+        together."""
+        yield from order.split(self.rows(wanted))
 
     def rows(self, wanted: int) -> int:
         """Return how many examples to compute at once: `wanted`, or fewer if the data sets a limit."""
@@ -118,7 +127,9 @@ class Data(ABC):
 
 WIDER = "wider"
 """The name of examples of other kinds whose inputs a refit may read, without labels. Nothing is measured on them."""
-SPLITS = ("train", "valid", "score", "choose", "report", WIDER)
+PROOF = "proof"
+"""The name of the examples that removals are proved on, taken from the other splits."""
+SPLITS = ("train", "valid", "score", "choose", "report", WIDER, PROOF)
 """The names of the splits. Any other name is one of a shift: see `Splits.shifts`."""
 Part = TypeVar("Part", bound=Data, covariant=True)
 
@@ -138,7 +149,7 @@ class Splits(Generic[Part]):
         return self.given[name]
 
     def items(self) -> Iterable[tuple[str, Part]]:
-        return self.given.items()
+        return ((name, part) for name, part in self.given.items() if name != PROOF)
 
     @property
     def score(self) -> Part:
@@ -154,6 +165,11 @@ class Splits(Generic[Part]):
     def report(self) -> Part:
         """The examples that the numbers in tables and figures are measured on."""
         return self["report"]
+
+    @property
+    def proof(self) -> Part:
+        """The examples that proofs of a removal read. By default a few of the report split."""
+        return self[PROOF] if PROOF in self.given else self.report.few()
 
     @property
     def shifts(self) -> dict[str, Part]:

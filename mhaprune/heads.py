@@ -42,11 +42,16 @@ class Block(NamedTuple):
     layer: int
 
     def __str__(self) -> str:
-        return f"{self.site}.{self.layer}"
+        site, at, call = self.site.partition("@")
+        return f"{site}.{self.layer}{at}{call}"
 
 
 class HeadId(NamedTuple):
-    """The name of one head. It stays with the head: removing others never renumbers it."""
+    """The name of one head. It stays with the head: removing others never renumbers it.
+
+    Its text is `cross.0.3`. A site that ends in `@2` means the third call of a layer that a pass calls several times,
+    and the text is then `cross.0.3@2`.
+    """
 
     site: str
     layer: int
@@ -62,18 +67,24 @@ class HeadId(NamedTuple):
         return f"{block_label(self.site, self.layer)}.{self.head}"
 
     def __str__(self) -> str:
-        return f"{self.site}.{self.layer}.{self.head}"
+        site, at, call = self.site.partition("@")
+        return f"{site}.{self.layer}.{self.head}{at}{call}"
 
     @classmethod
     def parse(cls, text: str, sites: Container[str] | None = None) -> HeadId:
         """Read the name of a head, such as `cross.0.3`; a site may contain dots. Raises ValueError for any other text,
         and for a site that is not in `sites`."""
-        site, *numbers = text.rsplit(".", 2)
-        if not site or len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        name, at, call = text.partition("@")
+        site, *numbers = name.rsplit(".", 2)
+        if (
+            not site
+            or len(numbers) != 2
+            or not all(number.isdecimal() for number in (*numbers, *([call] if at else ())))
+        ):
             raise ValueError(f"head={text!r}: must read SITE.LAYER.HEAD, for example cross.0.3")
         if sites is not None and site not in sites:
             raise ValueError(f"head={text!r}: has an unknown site, must read SITE.LAYER.HEAD, for example cross.0.3")
-        return cls(site, *map(int, numbers))
+        return cls(site + at + call, *map(int, numbers))
 
 
 @dataclass(frozen=True)

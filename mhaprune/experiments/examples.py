@@ -179,7 +179,12 @@ def text_tables(study: Study, numbers: Sequence[int], closed: Outcome) -> dict[s
         longest = 0
         for block, seen in maps.items():
             counts = [int(real[0].sum()) for real in (seen.queries, seen.keys)]  # without padding
-            queries, keys = (words if count == len(words) else list(map(str, range(count))) for count in counts)
+            # A layer that is called several times reads the words anew in each call.
+            named = [bool(words) and count % len(words) == 0 for count in counts]
+            queries, keys = (
+                words * (count // len(words)) if known else list(map(str, range(count)))
+                for known, count in zip(named, counts, strict=True)
+            )
             weights_HTU = seen.weights[0][:, seen.queries[0]][:, :, seen.keys[0]][:, :most, :most]
             own = [head for head in grid if head.block == block]
             parts += _cells(example, own, weights_HTU, {"reads": queries}, keys)

@@ -39,7 +39,10 @@ def mask_of(given: Any, grid: HeadGrid) -> HeadMask:
     if isinstance(given, Mapping):
         return HeadMask(grid).without(*_by_layer(given, grid))
     if isinstance(given, Sequence) and all(isinstance(each, str | HeadId) for each in given):
-        return HeadMask(grid).without(*given)
+        named = [HeadId.parse(each) if isinstance(each, str) else each for each in given]
+        if len(set(named)) != len(named):
+            raise ValueError("mask: names a head twice")
+        return HeadMask(grid).without(*named)
     gates = _numbers("mask", given, grid)
     if not np.isin(gates, (0, 1)).all():
         raise ValueError(f"mask: gates are {gates[~np.isin(gates, (0, 1))][0]:g}, must be 0 (removed) or 1")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +18,7 @@ from torch import nn
 from mhaprune.data import SPLITS
 from mhaprune.front.given import least_of, mask_of, scores_of
 from mhaprune.front.timing import generating, speed_table
-from mhaprune.heads import HeadMask
+from mhaprune.heads import Block, HeadMask
 from mhaprune.measure.columns import accuracy_columns
 from mhaprune.measure.outcomes import ProofFailed, measure
 from mhaprune.progress import doing, shown, track
@@ -30,7 +31,7 @@ from mhaprune.schedules.base import Schedule, Stepwise
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
-from mhaprune.scorers.scoring import Scoring, heads_table, naming
+from mhaprune.scorers.scoring import Scoring, heads_table, naming, settings_text
 from mhaprune.settings.options import option
 from mhaprune.settings.ranges import Ge, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
@@ -39,9 +40,11 @@ from mhaprune.studies.pretrained import study_of, tokens_of
 from mhaprune.tables import MOMENTS, USUAL
 from mhaprune.wrapping.blocks import AttentionBlock, Unsupported
 from mhaprune.wrapping.losses import Judge
+from mhaprune.wrapping.proofs import BlockProof
+from mhaprune.wrapping.replay import eager
 from mhaprune.wrapping.saving import make_plain
 from mhaprune.wrapping.units import UnitModel, in_units
-from mhaprune.wrapping.wrap import ModelWithData, understand
+from mhaprune.wrapping.wrap import ModelWithData, understand, with_removal
 from mhaprune.wrapping.wrapped import WrappedModel
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ By = Any
 """A scorer or a schedule that uses no scores, by name or as an object; or scores. It chooses the heads."""
 Number = float | int | None
 """A share or a number; None if it is not given."""
-Unit = Literal["head", "group", "block"]
+Unit = Literal["head", "group", "block", "call"]
 TUNED = ("steps", "learning_rate", "batch_size", "distillation", "lora")
 Steps = Annotated[int, Ge(0)] | dict[str, Any]
 """A number of training steps, or settings of `FineTune`, those of `TUNED`, by name."""
@@ -140,6 +143,7 @@ class Heads(ModelWithData):
         >>> heads.score("ablation", "gate_output").groupby("scorer")["head"].count().to_dict()
         {'ablation': 8, 'gate_output': 8}
         """
+        self.check_unchanged()
         chosen = self._scorers(scorers or ("ablation",))
         table = heads_table(self.scoring, chosen)
         table["score_low"], table["score_high"] = skewed_ends(table[MOMENTS].to_numpy(dtype=float).T)
@@ -150,7 +154,9 @@ class Heads(ModelWithData):
         """Return these heads as sets that are closed and removed together, with the same methods.
 
         A "group" is the heads that share keys and values: only whole groups make a key-value cache smaller. A "block"
-        is an attention layer. A set has the name of its first head. Raises ValueError for groups of unequal size.
+        is an attention layer. A set has the name of its first head. If a pass calls a layer several times, a "call" is
+        a head in one of these calls, `layer.0.3@2`: it can be scored and closed, a removal takes a head out of all
+        calls. Raises ValueError for groups of unequal size.
 
         >>> heads.units("block").mask(keep=1).kept
         (HeadId(site='attention', layer=1, head=0),)
@@ -217,6 +223,7 @@ class Heads(ModelWithData):
         """
         if unit is not None and isinstance(self.subject, UnitModel):
             raise ValueError(f"unit={unit}: these heads are sets of heads already, leave it out")
+        self.check_unchanged()
         grouped = self if unit is None else self.units(unit)
         if grouped is not self:
             found = grouped.masks(keep, by, rescore_every, even=even, divisible_by=divisible_by)
@@ -245,8 +252,26 @@ class Heads(ModelWithData):
             schedule = replace(schedule, keep_at_least=least) if by_block else replace(schedule, scope="per_block")
         if schedule.removes:
             self.check_removable()
+        schedule = self._sparing(schedule, least)
         made = choices(self.scoring, scorers, schedule, counts, draws=1)
         return [plan.mask for plan in plans_of(made)]
+
+    def _sparing(self, schedule: Schedule, least: Mapping[Block, int]) -> Schedule:
+        """Return the schedule so that it keeps the heads that cannot be removed. `least` are numbers to keep by block.
+        Raises `Unsupported` for a schedule that cannot."""
+        stuck = self.proven.stuck
+        if not stuck or self.proven.why_not:
+            return schedule
+        sizes = dict(zip(self.grid.blocks, self.grid.sizes, strict=True))
+        uneven = [block for block in stuck if least.get(block, sizes[block]) < sizes[block]]
+        if not isinstance(schedule, Stepwise) or schedule.scope == "per_block" or uneven:
+            block, reason = next(iter(stuck.items()))
+            raise Unsupported(
+                f"heads of {block} can be gated, not removed: {reason}; a score, or a search head by head, spares them"
+            )
+        return replace(
+            schedule, keep_at_least={block: sizes[block] if block in stuck else least.get(block, 0) for block in sizes}
+        )
 
     def _kept(self, keep: float | int, even: bool, divisible_by: int) -> int:
         sizes, total = self.grid.sizes, len(self.grid)
@@ -326,8 +351,16 @@ class Heads(ModelWithData):
         >>> with heads.closed(["attention.0.1"]) as gated:
         ...     output = gated(**batches[0])
         """
-        with self.subject.gated(1, mask_of(mask, self.grid).gates(self.subject.device)):
-            yield self.subject.model
+        subject, passes = self.subject, Counter[str]()
+        gates = mask_of(mask, self.grid).gates(subject.device)
+        begun = subject.model.register_forward_pre_hook(lambda *_: passes.update(["pass"]))
+        try:
+            with eager(), subject.gated(1, gates) as calls:
+                yield subject.model
+        finally:
+            begun.remove()
+        if passes:
+            subject.check_calls(calls, subject.grid.split(gates))
 
     @checked
     @shown()
@@ -338,10 +371,14 @@ class Heads(ModelWithData):
         >>> heads.evaluate({0: [0]}, heads.mask(keep=2))["heads_kept"].tolist()
         [8, 7, 2]
         """
+        self.check_unchanged()
+        self._two_examples("report")
         rows = []
         for mask in track([HeadMask(self.grid), *(mask_of(mask, self.grid) for mask in masks)], "masks"):
-            columns = accuracy_columns(measure(self.subject, self.splits.report, mask.gates(self.subject.device)))
-            rows.append({"heads_kept": len(mask.kept), **columns, "removed": removed_names(mask)})
+            if mask not in self._measured:
+                outcome = measure(self.subject, self.splits.report, mask.gates(self.subject.device))
+                self._measured[mask] = accuracy_columns(outcome)
+            rows.append({"heads_kept": len(mask.kept), **self._measured[mask], "removed": removed_names(mask)})
         return pd.DataFrame(rows)
 
     @checked
@@ -366,8 +403,11 @@ class Heads(ModelWithData):
         >>> len(heads.without(heads.mask(keep=3)).grid)
         3
         """
-        self.check_removable()
+        self.check_unchanged()
         mask = mask_of(mask, self.grid)
+        if (settled := self._settled) is not self:
+            return settled.without(HeadMask(settled.grid, mask.removed), refit, fine_tune)
+        self.check_removable(mask)
         recoveries: list[Recovery] = [Refit()] if refit else []
         if fine_tune != 0:
             settings = fine_tune if isinstance(fine_tune, dict) else {"steps": fine_tune}
@@ -378,7 +418,7 @@ class Heads(ModelWithData):
             self._equivalence.prove(mask)
         except ProofFailed:
             raise
-        except Exception as error:  # of a model that may be anybody's, and that was not proved in `wrap`
+        except Exception as error:  # of a model that may be anybody's
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise Unsupported(f"heads of this model can be gated, not removed: {reason}") from error
         smaller = self.subject.without(mask)
@@ -408,20 +448,31 @@ class Heads(ModelWithData):
         >>> found.tables["pruning"]["heads_removed"].unique().tolist()
         [0, 4]
         """
+        self.check_unchanged()
         self.check_removable()
         if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
             raise ValueError(f"path={path}: must be a file in a folder that exists")
-        for name in ("choose", "report"):
-            self.splits[name]
+        for name in ("score", "choose", "report"):
+            self._two_examples(name)
+        if not by:
+            raise ValueError("by=[]: must name one scorer or more")
+        if tokenizer is not None:
+            tokens_of(tokenizer, self.splits.report[:1].as_given())
         from mhaprune.experiments.ablate.study import Ablate
         from mhaprune.experiments.examples import close_each, text_tables
         from mhaprune.experiments.results import present
 
-        experiment = Ablate(budgets=tuple(budgets), tolerance=tolerance, latency_rounds=rounds)
+        most = sum(head.block not in self.proven.stuck for head in self.grid)
+        allowed = tuple(
+            size for size in budgets if (size * len(self.grid) if isinstance(size, float) else size) <= most
+        )
+        if not allowed:
+            raise ValueError(f"budgets={[*budgets]}: must be at most {most} heads, the others cannot be removed")
+        experiment = Ablate(budgets=allowed, tolerance=tolerance, latency_rounds=rounds)
         study = replace(
             study_of(self),
             scorers=self._scorers(by),
-            schedules={"one_shot": OneShot()},
+            schedules={"one_shot": self._sparing(OneShot(), {})},
             recoveries={"refit": Refit()} if refit else {},
         )
         title = f"The {self.subject.counted} of {type(self.subject.model).__name__}"
@@ -474,18 +525,39 @@ class Heads(ModelWithData):
 
     @cached_property
     def _equivalence(self) -> EquivalenceCheck:
-        return EquivalenceCheck(self.subject, self.splits.score[:2])
+        return EquivalenceCheck(self.subject, self.splits.proof)
+
+    @cached_property
+    def _measured(self) -> dict[HeadMask, dict[str, Any]]:
+        """What `evaluate` has measured."""
+        return {}
+
+    @cached_property
+    def _settled(self) -> Heads:
+        """These heads after the proofs of a removal that `prove="none"` has put off."""
+        if self.subject.prove != "none" or isinstance(self.subject, UnitModel):
+            return self
+        subject = self.subject.changed(prove="blocks")
+        proof = BlockProof(subject, self.splits.proof).recorded()
+        subject, proven = with_removal(subject, proof, self.proven)
+        return replace(self, subject=subject, proven=proven)
+
+    def _two_examples(self, name: str) -> None:
+        if (count := len(self.splits[name])) < 2:
+            raise ValueError(f"{name}: holds {count} example, an interval needs two or more")
 
     @cached_property
     def _lesson(self) -> RecoveryContext:
         return study_of(self).lesson()
 
     def _scorers(self, scorers: Iterable[str | Scorer]) -> dict[str, Scorer]:
-        chosen = {}
+        chosen: dict[str, Scorer] = {}
         for scorer in scorers:
             made = option(scorer, {"scorer": Scorer}) if isinstance(scorer, str) else scorer
             name = scorer if isinstance(scorer, str) else type(scorer).__name__
             with naming(name):
-                made.check(len(self.grid), gated=False)
+                made.check(len(self.grid), gated=self.subject.learned_gates() is not None)
+            if chosen.get(name, made) != made:
+                name = f"{name} {settings_text(made)}"
             chosen[name] = made
         return chosen

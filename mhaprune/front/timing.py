@@ -26,8 +26,8 @@ def speed_table(
     plans = [Plan("removed", 0, "", mask) for mask in masks]
     what = "a forward pass" if new_tokens is None else f"{new_tokens} new tokens"
     tables = []
-    for size in sorted({min(size, len(split)) for size in batch_sizes}):
-        batch = split[:size].converted(timed.device, timed.dtype)
+    for size in sorted({len(split.first(size)) for size in batch_sizes}):
+        batch = split.first(size).converted(timed.device, timed.dtype)
         table = time_removed(timed, plans, batch, rounds).assign(batch_size=size)
         if new_tokens is not None:
             length = int(batch.lengths().max()) + new_tokens

@@ -60,7 +60,7 @@ def measure_masks(subject: Subject, examples: Data, gates: Tensor, replacement: 
     """Return the outcome of every example under every row of `gates` (M, N). Each field is (M, E), equal to `measure`
     row by row up to rounding."""
     order, batches = by_length(examples, BATCH_OF_MASKS)
-    parts, total = [], -(-len(examples) // examples.rows(BATCH_OF_MASKS))
+    parts, total = [], sum(1 for _ in examples.passes(order, BATCH_OF_MASKS))
     for batch, at in track(batches, "batches", total):
         fallback = replacement and replacement(subject, batch, at)
         parts.append(subject.evaluate_masks(batch, gates, fallback))
@@ -90,6 +90,17 @@ def check_weights_finite(model: nn.Module) -> None:
             raise Diverged(f"its weight {name} is {bad[0].item()} in {len(bad)} of {weight.numel()} places")
 
 
+@torch.no_grad()
+def weight_sums(model: nn.Module) -> tuple[float, ...]:
+    """Return a sum for each weight and buffer that changes if one of its numbers does, or if its rows change places."""
+    sums = []
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point() and tensor.numel() and not tensor.is_meta:
+            rows = tensor.detach().reshape(len(tensor) if tensor.dim() else 1, -1).sum(dim=1, dtype=torch.double)
+            sums.append(rows @ torch.arange(1, len(rows) + 1, dtype=torch.double, device=rows.device))
+    return tuple(torch.stack([each.cpu() for each in sums]).nan_to_num(0.0).tolist()) if sums else ()
+
+
 def measure_removed(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> Outcome:
     """Return the outcome of every example with the removed heads of each mask closed: fields of (M, E)."""
     return measure_masks(subject, examples, torch.stack([mask.gates(examples.device) for mask in masks]))
@@ -104,7 +115,7 @@ def by_length(examples: Data, batch_size: int) -> tuple[Tensor, Iterator[tuple[B
     """Return the positions (E,) of the examples, sorted by length, and batches in this order, which hold little
     padding. A batch has at most `batch_size` examples and comes with their positions in the split."""
     order = examples.by_length()
-    return order, ((examples[at], at) for at in order.split(examples.rows(batch_size)))
+    return order, ((examples[at], at) for at in examples.passes(order, batch_size))
 
 
 @torch.enable_grad()

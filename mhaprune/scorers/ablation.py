@@ -1,5 +1,6 @@
 """Score: how much the loss rises without the head."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -61,7 +62,7 @@ def predicted(subject: Subject, examples: Data, ridge: float = 1e-3) -> Replacem
 
 def resample(examples: Data, seed: int) -> Replacement:
     """Return a replacement: for each example, the outputs of the heads on another, randomly drawn example of the split.
-    If the drawn example is shorter, the output at its last token is repeated."""
+    Where the drawn example has no token, the output at its last token before is repeated."""
     if len(examples) < 2:
         raise ValueError("replace=resample: needs another example, the score split has one")
     draw = torch.Generator().manual_seed(seed)
@@ -69,14 +70,22 @@ def resample(examples: Data, seed: int) -> Replacement:
     other_E = (torch.arange(len(examples)) + step_E) % len(examples)
 
     def replacement(subject: Subject, batch: Batch, at: Tensor) -> Fallback:
-        donors = examples[other_E.to(at.device)[at]]
-        valid, positions = subject.queries(donors), subject.queries(batch)
-        fallback: dict[Block, Tensor] = {}
-        for block, context_BHTK in subject.head_outputs(donors).items():
-            last_B1 = valid[block].sum(dim=1, keepdim=True) - 1
-            place_BT = torch.arange(positions[block].shape[1], device=at.device).minimum(last_B1)
-            _, H, _, K = context_BHTK.shape
-            fallback[block] = context_BHTK.gather(2, place_BT[:, None, :, None].expand(-1, H, -1, K))
-        return fallback
+        drawn_B, lengths = other_E[at.cpu()], {block: real.shape[1] for block, real in subject.queries(batch).items()}
+        parts = [repeated(subject, examples[own], lengths) for own in examples.passes(drawn_B, len(batch))]
+        return {block: torch.cat([part[block] for part in parts]) for block in lengths}
 
     return replacement
+
+
+def repeated(subject: Subject, donors: Batch, lengths: Mapping[Block, int]) -> dict[Block, Tensor]:
+    """Return the outputs of the heads on these examples, (B, H, T, K) with T as given for each block. A place without a
+    token holds the output at the last token before it, or at the first one."""
+    valid, found = subject.queries(donors), dict[Block, Tensor]()
+    for block, context_BHUK in subject.head_outputs(donors).items():
+        places_U = torch.arange(context_BHUK.shape[2], device=context_BHUK.device)
+        first_B1 = valid[block].int().argmax(dim=1, keepdim=True)
+        last_BU = torch.where(valid[block], places_U, -1).cummax(dim=1).values.maximum(first_B1)
+        place_BT = last_BU[:, torch.arange(lengths[block], device=last_BU.device).clamp(max=len(places_U) - 1)]
+        _, H, _, K = context_BHUK.shape
+        found[block] = context_BHUK.gather(2, place_BT[:, None, :, None].expand(-1, H, -1, K))
+    return found

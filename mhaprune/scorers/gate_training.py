@@ -57,6 +57,7 @@ class TrainedGates(Budgeted):
         """Return the scores (N,) for the logits after every step, (steps, N)."""
         return path[-1]
 
+    @torch.enable_grad()
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         self.heads_to_keep(len(subject.grid))
         training = GateTraining(self, len(subject.grid), self.steps, seed, subject.device)

@@ -46,6 +46,7 @@ class Taylor(Scorer):
         return Scores(values_N[None], spread_N[None] if len(batches) > 1 else None, 1, 1)
 
 
+@torch.enable_grad()
 def token_gradients(subject: Subject, examples: Data, batch_size: int = BATCH_SIZE) -> Tensor:
     """Return for every example and head the sum over tokens of |∂ℓ/∂ξ|, (E, N). ξ is a gate of one head at one
     token."""

@@ -105,6 +105,12 @@ class AttentionBlock:
     silent: int = 0
     """The number of input columns of W_O, from the first on, that belong to a silent head: one that had to stay in a
     layer without heads. These columns are zero, and stay zero in training."""
+    calls: int = 1
+    """The number of times that one pass calls the module."""
+    call: int | None = None
+    """The number of the call whose heads these are; None for the heads in all calls."""
+    batch_dim: int = 0
+    """The dimension of examples in the input of W_O: 1 for a layer that puts positions before examples."""
     whole: bool = field(default=False, repr=False)
     """True if `completed` has filled in all fields."""
 

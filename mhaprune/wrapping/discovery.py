@@ -88,7 +88,10 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[Atte
             facts["why_not"] = f"its W_O is {LORA}"
         facts["names"] = tuple(range(found.heads))
         block = AttentionBlock(path, trace.paths[found.out], found.heads, whole=True, **facts, **rows)
-        blocks.setdefault(path, as_named(block, noted))  # a shared layer is called again: the same heads
+        if (again := blocks.get(path)) is None:
+            blocks[path] = as_named(block, noted)
+        elif again.out == block.out:  # of a shared layer, which is called again: the same heads
+            blocks[path] = replace(again, calls=again.calls + 1)
     if not blocks:
         raise Unsupported(nothing_found(model, trace.read))
     return list(blocks.values())
@@ -216,7 +219,8 @@ class _Trace:
     def _source(self, heads: Tensor) -> Rows | str:
         """Return the linear module that made these heads, (B, heads, T, K), with the rows of each head; or the reason
         why there is none."""
-        weights = torch.rand_like(heads) + 0.5  # without them, parts could cancel
+        draw = torch.Generator().manual_seed(0)  # of our own: the model may draw numbers too
+        weights = torch.rand(heads.shape, generator=draw).to(heads) + 0.5  # without them, parts could cancel
         made = self._reached((heads * weights).sum(), self.leaves) if heads.requires_grad else []
         rows: dict[nn.Module, list[tuple[int, ...]]] = {}
         for h in range(heads.shape[1]) if made else ():

@@ -5,7 +5,9 @@ heads.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any, Self
 
@@ -15,11 +17,11 @@ from torch import Tensor, nn
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import Block, HeadGrid, HeadMask
 from mhaprune.subject import AttentionMap, Batch, Fallback, Gates, LastMap, Outcome
-from mhaprune.wrapping.blocks import AttentionBlock, Rows, grid_of, weight_of
+from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, grid_of, weight_of
 from mhaprune.wrapping.gating import head_by_head, hooked
 from mhaprune.wrapping.interception import attention_weights
 from mhaprune.wrapping.removal import copied, in_double, remove_heads
-from mhaprune.wrapping.replay import at_rest, find_maps, walk
+from mhaprune.wrapping.replay import at_rest, find_maps, precise, walk
 
 
 class GatedModel(ABC):
@@ -90,9 +92,27 @@ class GatedModel(ABC):
         fallback: Fallback | None = None,
         seen: Callable[[Block, Tensor], None] | None = None,
     ) -> Any:
-        """Call the module with a batch from `placed`. Raises ValueError for gates that do not fit."""
-        with at_rest(self.module), self.gated(len(batch), gates, fallback, seen):
-            return self.call(batch)
+        """Call the module with a batch from `placed`. Raises ValueError for gates that do not fit, and `Unsupported`,
+        which names the layer, if the pass did not apply a gate or did not show a head's output."""
+        pieces = self._pieces(gates, len(batch))
+        with at_rest(self.module), self.gated(len(batch), pieces, fallback, seen) as calls:
+            output = self.call(batch)
+        if pieces is not None or seen is not None:
+            self.check_calls(calls, pieces if seen is None else None)
+        return output
+
+    def check_calls(self, calls: Counter[Block], pieces: Mapping[Block, Tensor] | None) -> None:
+        """Raise `Unsupported` if a pass did not call the output projection of a block as often as it should. An open
+        gate need not be applied, so passes that replay their first part are fine."""
+        for name, block in self.by_name.items():
+            piece = None if pieces is None else pieces.get(name, torch.ones(0))
+            open_ = piece is not None and not piece.requires_grad and bool((piece == 1).all())
+            if calls[name] < (1 if block.call is None else block.calls) and block.heads and not open_:
+                raise Unsupported(
+                    f"{block.path}: its heads were not gated, because the pass called {block.out}"
+                    f" {calls[name]} times where it should call it {block.calls}; was a layer replaced after wrap,"
+                    " or is it left out for some inputs?"
+                )
 
     def gated(
         self,
@@ -100,7 +120,7 @@ class GatedModel(ABC):
         gates: Gates | None = None,
         fallback: Fallback | None = None,
         seen: Callable[[Block, Tensor], None] | None = None,
-    ) -> Any:
+    ) -> AbstractContextManager[Counter[Block]]:
         """Return a context in which gates apply to every call of the module. For the arguments see `hooked`."""
         return hooked(self.module, self.by_name, batch_size, self._pieces(gates, batch_size), fallback, seen)
 
@@ -109,37 +129,48 @@ class GatedModel(ABC):
         return self.real_outputs(self.run_gated(batch, gates), batch)
 
     def head_outputs(self, batch: Batch) -> dict[Block, Tensor]:
-        found: dict[Block, Tensor] = {}
+        return {name: torch.cat(parts, dim=2) for name, parts in self.contexts(batch).items()}
+
+    def contexts(self, batch: Batch) -> dict[Block, list[Tensor]]:
+        """Return the outputs of the heads of each block in each of its calls, (B, H, T, K)."""
+        found: dict[Block, list[Tensor]] = {name: [] for name in self.names}
 
         def seen(name: Block, x: Tensor) -> None:
-            found[name] = head_by_head(x, self.by_name[name], len(batch)).to(self.device)
+            found[name].append(precise(head_by_head(x, self.by_name[name], len(batch)).to(self.device)))
 
         with torch.no_grad():
             self.run_gated(self.placed(batch), seen=seen)
-        return {name: found[name] for name in self.names}
+        return found
 
     def attention_maps(self, batch: Batch) -> dict[Block, AttentionMap]:
         """Return the attention weights. Raises ValueError if the model computes attention without showing them."""
-        batch, maps, lengths = self.placed(batch), {}, dict[Block, int]()
+        batch, maps = self.placed(batch), {}
+        lengths: dict[Block, list[int]] = {name: [] for name in self.names}
 
         def measured(name: Block, x: Tensor) -> None:
-            lengths[name] = head_by_head(x, self.by_name[name], len(batch)).shape[2]
+            lengths[name].append(head_by_head(x, self.by_name[name], len(batch)).shape[2])
 
         with torch.no_grad(), attention_weights(self.module, [block.path for block in self.blocks]) as seen:
             self.run_gated(batch, seen=measured)
         for name, block in self.by_name.items():
-            weights = seen.get(block.path)
-            if weights is None and block.heads:
+            of_calls = seen.get(block.path, [])
+            of_calls = of_calls if block.call is None else of_calls[block.call : block.call + 1]
+            if len(of_calls) < len(lengths[name]) and block.heads:
                 raise ValueError(f"needs attention weights, which {block.path} does not show; leave it out")
-            if weights is not None and block.heads and weights.shape[::2] != (len(batch), lengths[name]):
-                raise ValueError(
-                    f"needs attention weights of whole examples, {block.path} computes them in parts; leave it out"
-                )
-            queries_BT, keys_BU = self.mapped(batch, name, weights)
-            if weights is None:
+            for weights, length in zip(of_calls, lengths[name], strict=False):
+                if block.heads and weights.shape[:3] != (len(batch), block.heads + bool(block.silent), length):
+                    raise ValueError(
+                        f"needs a map of each head for whole examples, {block.path} computes others; leave it out"
+                    )
+            shown = [self.mapped(batch, name, weights) for weights in of_calls or [None]]
+            queries_BT = torch.cat([queries for queries, _ in shown], dim=1)
+            keys_BU = shown[0][1]
+            if of_calls:
+                weights_BHTU = torch.cat([precise(weights.to(self.device)) for weights in of_calls], dim=2)
+            else:
                 shape = (len(batch), 0, queries_BT.shape[1], keys_BU.shape[1])
-                weights = torch.zeros(shape, dtype=self.dtype, device=self.device)
-            maps[name] = AttentionMap(weights[:, : block.heads].to(self.device), queries_BT, keys_BU)
+                weights_BHTU = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            maps[name] = AttentionMap(weights_BHTU[:, : block.heads], queries_BT, keys_BU)
         return maps
 
     def output_weights(self) -> dict[Block, Tensor]:
@@ -205,11 +236,17 @@ class GatedModel(ABC):
             weight = weight_of(last)[:, from_column:]
             parts = []
             for batch, (inputs, stream) in zip(batches, found, strict=True):
+                inputs, stream = (self.examples_first(x, len(batch)) for x in (inputs, stream))
                 real = self.real(batch, each.path, stream.shape[:-1].numel() // len(batch)).to(weight.device)
                 inputs, stream = (x.to(weight.device).reshape(*real.shape, x.shape[-1])[real] for x in (inputs, stream))
                 parts.append((inputs[:, from_column:], stream))
             heads = None if block is None else (block.order - from_column).view(block.heads, block.head_dim)
             yield LastMap(each.path, heads, weight, last.bias, parts)
+
+    def examples_first(self, x: Tensor, batch_size: int) -> Tensor:
+        """Return states (B, T, D) of a model that may compute them as (T, B, D)."""
+        turned = any(block.batch_dim for block in self.blocks) and x.dim() == 3 and x.shape[1] == batch_size
+        return x.transpose(0, 1) if turned else x
 
     def count_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.module.parameters())

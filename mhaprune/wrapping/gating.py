@@ -4,6 +4,7 @@ Dimensions: B = batch, T = positions, H = heads of a block, K = head_dim, W = in
 heads.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -26,26 +27,43 @@ def hooked(
     gates: Mapping[Block, Tensor] | None = None,
     fallback: Mapping[Block, Tensor] | None = None,
     seen: Seen | None = None,
-) -> Iterator[None]:
+) -> Iterator[Counter[Block]]:
     """While the context lasts, multiply the output of every head by its gate. Gates are (H,), (B, H) or (B, H, T) for
-    each block.
+    each block. If a pass calls a block several times, T runs over the positions of all calls, one call after the other.
 
     `fallback` replaces the output of a closed head, (B, H, T, K) or broadcastable to it. `seen` receives each input of
-    an output projection, before any gate.
+    an output projection, before any gate. Yields a counter of the calls of each block's output projection, so that the
+    caller can tell whether a gate was applied.
     """
+    calls = Counter[Block]()
+    starts = Counter[Block]()
 
     def hook(name: Block, block: AttentionBlock) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
         def before(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
             x, *own = inputs  # W_O of a layer of ours is also told how its learned gates scale its columns
+            number = calls[name] % block.calls
+            calls[name] += 1
+            if block.call not in (None, number):
+                return None
+            x = x.transpose(0, block.batch_dim)
             if seen is not None:
                 seen(name, x)
             if gates is None or name not in gates:
                 return None
-            scale = spread(gates[name].to(x), block, x, batch_size)
+            positions, several = x.shape[:-1].numel() // batch_size, block.calls > 1 and block.call is None
+            start = 0 if number == 0 else starts[name]
+            starts[name] = start + positions
+
+            def here(values: Tensor, dim: int) -> Tensor:
+                return values.narrow(dim, start, positions) if several and values.shape[dim] > 1 else values
+
+            scale = gates[name].to(x)
+            scale = spread(here(scale, 2) if scale.dim() == 3 else scale, block, x, batch_size)
             if fallback is None or name not in fallback:
-                return (x * (own[0] * scale if own else scale),)
-            instead = side_by_side(fallback[name].to(x), block, x, batch_size)
-            return (instead + scale * (x - instead), *own)
+                scale = scale.transpose(0, block.batch_dim) if scale.dim() > 1 else scale
+                return (inputs[0] * (own[0] * scale if own else scale),)
+            instead = side_by_side(here(fallback[name].to(x), -2), block, x, batch_size)
+            return ((instead + scale * (x - instead)).transpose(0, block.batch_dim), *own)
 
         return before
 
@@ -53,7 +71,7 @@ def hooked(
         for name, block in blocks.items() if gates is not None or seen is not None else ():
             handle = model.get_submodule(block.out).register_forward_pre_hook(hook(name, block))
             stack.callback(handle.remove)
-        yield
+        yield calls
 
 
 def spread(gates: Tensor, block: AttentionBlock, x: Tensor, batch_size: int) -> Tensor:

@@ -97,31 +97,36 @@ def attention_interface(through: Callable[[Attend, nn.Module, Tensor, Tensor, Te
 
 
 @contextmanager
-def attention_weights(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Collect the attention weights (B, H, T, U) of the modules at these paths while the context lasts.
+def attention_weights(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
+    """Collect the attention weights (B, H, T, U) of each call of the modules at these paths while the context lasts.
 
     The fused function does not return weights, so they are computed from its arguments; in other attention they are
     read.
     """
-    found: dict[str, Tensor] = {}
+    found: dict[str, list[Tensor]] = {}
     running: list[str] = []
+    latest: dict[str, Tensor] = {}
     names = {model.get_submodule(path): path for path in paths}
 
     def of_call(attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
         if running and query.dim() == 4:
-            found[running[-1]] = weights_of(query, key, options)
+            latest[running[-1]] = weights_of(query, key, options)
         return attend(query, key, value)
 
     def of_interface(attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Any:
         out, weights, *others = attend(query, key, value)
         if module in names and weights is not None:
-            found[names[module]] = weights
+            latest[names[module]] = weights
         return (out, weights, *others)
+
+    def leave(*_: Any) -> None:
+        if (path := running.pop()) in latest:
+            found.setdefault(path, []).append(latest.pop(path))
 
     with ExitStack() as stack:
         for module, path in names.items():
             stack.callback(module.register_forward_pre_hook(lambda *_, path=path: running.append(path)).remove)
-            stack.callback(module.register_forward_hook(lambda *_: (running.pop(), None)[1]).remove)
+            stack.callback(module.register_forward_hook(leave).remove)
         stack.enter_context(attention_interface(of_interface))
         stack.enter_context(AttentionCalls(of_call))
         yield found

@@ -6,6 +6,7 @@ equal, bit for bit.
 """
 
 import copy
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -18,14 +19,20 @@ from torch import Tensor, nn
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Put the model in evaluation mode, without gradients of weights and without a key-value cache; restore it at the
-    end."""
+    """Put the model in evaluation mode, without gradients of weights, without a key-value cache and without compiled
+    code; restore it at the end."""
     config = getattr(model, "config", None)
     owners: list[tuple[str, Any]] = [("training", module) for module in model.modules()]
     if torch.is_grad_enabled():
         owners += [("requires_grad", parameter) for parameter in model.parameters()]
-    with switched_off([*owners, ("use_cache", config)]):
+    with switched_off([*owners, ("use_cache", config)]), eager():
         yield
+
+
+def eager() -> Any:
+    """Return a context in which compiled modules run as they are written: compiled code has the hooks of the time when
+    it was compiled."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @contextmanager
@@ -45,6 +52,11 @@ def switched_off(attributes: Iterable[tuple[str, Any]]) -> Iterator[None]:
 def is_linear(module: Any) -> bool:
     """Return whether a module is linear: that of torch, or GPT-2's `Conv1D`, whose weight is transposed."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def precise(values: Tensor) -> Tensor:
+    """Return real numbers in float32 at least: in half precision, a difference of two losses is mostly rounding."""
+    return values.float() if values.is_floating_point() and values.dtype.itemsize < 4 else values
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

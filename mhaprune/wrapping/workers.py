@@ -8,7 +8,6 @@ import io
 import os
 import sys
 import uuid
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -103,5 +102,5 @@ def seen_by_a_worker(module: nn.Module) -> dict[str, str]:
 def on_cpu(value: Any) -> Any:
     """Return the same with all tensors on the CPU, from where they can go to another process."""
     if isinstance(value, Batches):
-        return replace(value, fields={name: field.cpu() for name, field in value.fields.items()})
+        return value.on_cpu()
     return mapped(value, Tensor.cpu)

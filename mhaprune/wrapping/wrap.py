@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.data import Splits
-from mhaprune.heads import HeadGrid
-from mhaprune.measure.outcomes import Diverged, check_weights_finite
+from mhaprune.heads import HeadGrid, HeadMask
+from mhaprune.measure.outcomes import Diverged, check_weights_finite, weight_sums
 from mhaprune.storage.cache import Cache
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME, UNITS
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, Unsupported, name_blocks
 from mhaprune.wrapping.discovery import discover
+from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.hints import check_attention, unseen
-from mhaprune.wrapping.losses import Drift, Judge, name_of, quality_for, unit_of
-from mhaprune.wrapping.proofs import Proofs, run_proofs
+from mhaprune.wrapping.losses import Drift, Judge, check_counted, name_of, quality_for, unit_of
+from mhaprune.wrapping.proofs import BlockProof, Proofs, apart, prove_gates, prove_removal
 from mhaprune.wrapping.removal import MORE_COUNTS, with_more_counts
-from mhaprune.wrapping.replay import at_rest
+from mhaprune.wrapping.replay import at_rest, mapped, tensors_in
 from mhaprune.wrapping.torch_nn import converted
 from mhaprune.wrapping.wrapped import WrappedModel
 
@@ -40,15 +42,25 @@ class ModelWithData:
     """The seed of scores that draw random numbers."""
     unseen: tuple[str, ...] = ()
     """The paths of the attention layers in which no head was found."""
+    weights: tuple[float, ...] = ()
+    """The weights that were proved, as `weight_sums`."""
 
     def __repr__(self) -> str:
-        blocks, idle = len(self.subject.blocks), [head for head in self.grid if head in self.subject.without_effect]
+        blocks, subject, stuck = len(self.subject.blocks), self.subject, self.proven.stuck
+        idle = [head for head in self.grid if head in subject.without_effect]
+        free = sum(head.block not in stuck for head in self.grid)
         parts = [
-            f"{len(self.grid)} {self.subject.counted} in {blocks} block{'s' * (blocks != 1)}",
+            f"{len(self.grid)} {subject.counted} in {blocks} block{'s' * (blocks != 1)}",
             f"{len(idle)} without effect ({_first(idle)})" if idle else "all with an effect",
-            f"none removable: {self.proven.why_not}" if self.proven.why_not else "all removable",
+            "all removable" if free == len(self.grid) else f"{free} removable",
         ]
-        if self.subject.prove == "none":
+        if subject.without_gradient:
+            parts[1] += f", {_first(sorted(subject.without_gradient))} without a derivative, so gradient scores fail"
+        if free == 0 and stuck:
+            parts[2] = f"none removable: {self.proven.why_not}"
+        elif stuck:
+            parts[2] += f" ({_first([f'{block} is not: {reason}' for block, reason in stuck.items()])})"
+        if subject.prove == "none":
             parts[1:] = ["not proved"]
         return ", ".join(parts) + (f"; not seen: {_first(self.unseen)}" if self.unseen else "")
 
@@ -69,10 +81,22 @@ class ModelWithData:
             LOSS_UNIT: unit_of(self.subject.loss),
         }
 
-    def check_removable(self) -> None:
-        """Raise `Unsupported` if the heads can be gated but not removed."""
-        if self.proven.why_not:
-            raise Unsupported(f"heads of this model can be gated, not removed: {self.proven.why_not}")
+    def check_unchanged(self) -> None:
+        """Raise ValueError if the weights are no longer those that were proved."""
+        if self.weights and weight_sums(self.subject.model) != self.weights:
+            raise ValueError(
+                "model: its weights have changed since wrap, so scores and proofs are those of another model; wrap it again"
+            )
+
+    def check_removable(self, mask: HeadMask | None = None) -> None:
+        """Raise `Unsupported` if the heads of a mask can be gated but not removed; without a mask, if none of the
+        model's heads can be removed."""
+        why_not = self.proven.why_not
+        if mask is not None:
+            touched = dict.fromkeys(head.block for head in mask.removed)
+            why_not = next((self.proven.stuck[block] for block in touched if block in self.proven.stuck), "")
+        if why_not:
+            raise Unsupported(f"heads of this model can be gated, not removed: {why_not}")
 
 
 def understand(
@@ -88,54 +112,125 @@ def understand(
     cache: str | Path | None = None,
 ) -> ModelWithData:
     """Find and prove the heads of a model, see `mhaprune.wrap`; `given` holds the batches of each split, or None."""
+    if cache is not None and not str(cache):
+        raise ValueError("cache='': must name a folder; leave it out to keep nothing")
     kept = None if cache is None else Cache(cache)
     check_weights(model)
     splits = {
         name: Batches.of(batches, name) for name, batches in given.items() if batches is not None or name == "score"
     }
-    run = call or call_plainly
-    quality = quality or quality_for(loss)
-    model = converted(model)
+    run, quality = call or call_plainly, quality or quality_for(loss)
+    whole, model = model, converted(model)
     weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
-    first = splits["score"][:1].converted(weight.device, weight.dtype)
-    if blocks is None:
+    tried = Batches.extremes([*splits.values()])
+    first = tried[:1].converted(weight.device, weight.dtype)
+    check_buffers(model, lambda: run(model, first.arguments()))
+    found, alone = _blocks(model, blocks, first, run)
+    for name, split in splits.items():
+        check_counted(loss, split, name)
+    names = name_blocks([block.path for block in found])
+    subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run, prove=prove)
+    if judge := _drift_of(loss, quality, splits["score"], call):
+        splits = {name: with_dense(subject, split, judge) for name, split in splits.items()}
+        tried = Batches.extremes([*splits.values()])
+    subject, proof, proven = prove_gates(subject, tried, alone, prove)
+    if whole is not model and proof is not None:
+        _check_conversion(whole, subject, proof.batches[0])
+    subject, proven = with_removal(subject, proof, proven)
+    facts = {"without_effect": proven.without_effect, "without_gradient": proven.without_gradient}
+    sets = {name: frozenset(heads) for name, heads in facts.items()}
+    subject = subject.changed(**sets, workers=workers, cache=kept)
+    data = Splits(**splits, proof=tried)
+    not_seen = tuple(unseen(model, found))
+    return ModelWithData(subject, data, name_of(quality), proven, seed, not_seen, weight_sums(model))
+
+
+def _blocks(
+    model: nn.Module, given: Sequence[AttentionBlock] | None, first: Batches, run: Callable[[nn.Module, Any], Any]
+) -> tuple[list[AttentionBlock], Any]:
+    """Return the blocks of a model, and what the model returned for the first example."""
+    outputs: list[Any] = []
+
+    def passing(model: nn.Module) -> None:
+        output = run(model, first.arguments())
+        outputs.append(mapped(output, Tensor.detach))
+
+    if given is None:
         try:
-            found = discover(model, lambda one: run(one, first.arguments()))
+            return discover(model, passing), outputs[-1]
         except Exception as error:
             if isinstance(error, Unsupported):
                 raise
             _check_call(model, first, run)  # the plain call, whose error says more
             reason = " ".join(str(error).split())[:200]
             raise Unsupported(f"model: its gradients cannot be traced ({type(error).__name__}: {reason})") from error
-    else:
-        if not blocks:
-            raise ValueError("blocks=[]: must name an attention layer, or be left out")
-        _check_call(model, first, run)
-        found = [block.completed(model) for block in blocks]
-        check_attention(model, found, lambda: run(model, first.arguments()))
-    names = name_blocks([block.path for block in found])
-    subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run, prove=prove)
+    if not given:
+        raise ValueError("blocks=[]: must name an attention layer, or be left out")
+    _check_call(model, first, run)
+    found = [block.completed(model) for block in given]
+    if twice := [block.path for n, block in enumerate(found) if block.out in {other.out for other in found[:n]}]:
+        raise ValueError(f"blocks: names {twice[0]} twice, must name each layer once")
+    check_attention(model, found, partial(passing, model))
+    return found, outputs[-1]
+
+
+def _drift_of(
+    loss: Judge, quality: Judge, score: Batches, call: Callable[[nn.Module, Any], Any] | None
+) -> Drift | None:
+    """Return the `Drift` that judges the model, or None. Raises ValueError for batches or judges that do not fit it."""
     drifts = [judge for judge in (loss, quality) if isinstance(judge, Drift)]
     if len({judge.represent for judge in drifts}) > 1:
         raise ValueError("quality: looks at the output in another way than the loss, both must share one `represent`")
-    if len(drifts) == 2 and call is None and (batches := splits["score"]).form is tuple and len(batches.fields) > 1:
+    if len(drifts) == 2 and call is None and score.form is tuple and len(score.names) > 1:
         raise ValueError(
-            f"score: a batch is a tuple of {len(batches.fields)}, the last of them a target that drift does not read;"
+            f"score: a batch is a tuple of {len(score.names)}, the last of them a target that drift does not read;"
             " if it is an input, give dicts, or call=lambda model, batch: model(*batch); if not, give the inputs alone"
         )
-    if drifts:
-        splits = {name: with_dense(subject, split, drifts[0]) for name, split in splits.items()}
-    proven = run_proofs(subject, splits["score"][:2], prove)
-    looks = [[with_more_counts(model, block, words) for block in found] for words in MORE_COUNTS]
-    looks += [[replace(block, translated=True, as_written=left) for block in found] for left in (True, False)]
-    for look in looks if proven.why_not and not any(block.why_not for block in found) else ():
-        looked = subject.changed(blocks=tuple(look))
-        again = run_proofs(looked, splits["score"][:2], prove)
-        if not again.why_not:
-            subject, proven = looked, again
+    return drifts[0] if drifts else None
+
+
+def with_removal(subject: Any, proof: BlockProof | None, proven: Proofs) -> tuple[WrappedModel, Proofs]:
+    """Prove that heads can be removed. Blocks that fail are tried again with their sizes read in other ways."""
+    difference, stuck = prove_removal(proof, subject, subject.prove)
+    for look in LOOKS:
+        failed = {name for name in stuck if not subject.by_name[name].why_not}
+        if not failed:
             break
-    subject = subject.changed(without_effect=frozenset(proven.without_effect), workers=workers, cache=kept)
-    return ModelWithData(subject, Splits(**splits), name_of(quality), proven, seed, tuple(unseen(model, found)))
+        blocks = [look(subject.module, block) if name in failed else block for name, block in subject.by_name.items()]
+        looked = subject.changed(blocks=tuple(blocks))
+        again, left = prove_removal(proof, looked, subject.prove)
+        if len(left) < len(stuck):
+            subject, difference, stuck = looked, again, left
+    none = all(name in stuck for name, block in subject.by_name.items() if block.heads)
+    reasons = [
+        f"{subject.by_name[name].path}: {reason}" if subject.by_name[name].why_not else reason
+        for name, reason in stuck.items()
+    ]
+    why_not = reasons[0] if none and reasons else ""
+    return subject, proven._replace(difference=difference, stuck=stuck, why_not=why_not)
+
+
+Look = Callable[[nn.Module, AttentionBlock], AttentionBlock]
+LOOKS: tuple[Look, ...] = (
+    *(partial(with_more_counts, words=words) for words in MORE_COUNTS),
+    *(lambda model, block, left=left: replace(block, translated=True, as_written=left) for left in (True, False)),
+)
+"""Other ways to read which sizes in the code of a layer count its heads. The proofs decide whether one is right."""
+
+
+def _check_conversion(whole: nn.Module, subject: GatedModel, batch: Batches) -> None:
+    """Raise `Unsupported` if the model that the user gave judges a batch differently than its copy with attention of
+    ours: then the numbers would be those of another function."""
+    with torch.no_grad(), at_rest(whole):
+        own = subject.judge(subject.run(whole, batch.arguments()), batch)
+        ours = subject.judge(subject.run_gated(batch), batch)
+    for before, after in zip(own, ours, strict=True):
+        if not (moved := apart(before, after)) <= 1e-3 * max(1.0, float(before.nan_to_num(0.0).abs().max())):
+            raise Unsupported(
+                f"model: judges an example differently ({moved:.3g} apart) when its nn.MultiheadAttention is computed step"
+                " by step: without gradients, torch makes padding 0 in nn.TransformerEncoder (nested tensors) and a loss"
+                " reads it; build the encoder with enable_nested_tensor=False, or leave padding out of the loss"
+            )
 
 
 def call_plainly(model: nn.Module, arguments: Any) -> Any:
@@ -171,7 +266,7 @@ def with_dense(subject: WrappedModel, split: Batches, judge: Drift, batch_size: 
 def check_weights(model: nn.Module) -> None:
     """Raise `Unsupported` for weights that cannot be read or cut."""
     if hasattr(model, "_orig_mod"):
-        raise Unsupported("model: is compiled, wrap the model before torch.compile")
+        raise Unsupported("model: is what torch.compile returned; wrap the model inside, model._orig_mod")
     if not any(parameter.is_floating_point() for parameter in model.parameters()):
         raise Unsupported("model: has no weights of real numbers")
     placed = getattr(model, "hf_device_map", None) or {}
@@ -189,6 +284,25 @@ def check_weights(model: nn.Module) -> None:
         kind = type(module)
         if "quantized" in kind.__module__ or kind.__name__ in ("Linear8bitLt", "Linear4bit"):
             raise Unsupported(f"model: {path} is a {kind.__name__} of {kind.__module__}, must have plain weights")
+
+
+def check_buffers(model: nn.Module, call: Callable[[], Any]) -> None:
+    """Raise `Unsupported` for a NaN in a buffer that the model reads. Fused attention on the CPU turns it into zeros, so
+    outputs do not show it. A buffer is read if other numbers in its place change the output."""
+    for name, buffer in model.named_buffers():
+        if not buffer.is_floating_point() or not buffer.isnan().any():
+            continue
+        outputs = []
+        with torch.no_grad(), at_rest(model):
+            saved = buffer.clone()
+            for value in (1.0, 2.0):
+                buffer.nan_to_num_(value)
+                outputs.append([x.clone() for x in tensors_in(call())])
+                buffer.copy_(saved)
+        if not all(map(torch.equal, *outputs)):
+            raise Unsupported(
+                f"model: its buffer {name} is nan in {int(saved.isnan().sum())} of {saved.numel()} places"
+            )
 
 
 def _first(names: Sequence[object]) -> str:

@@ -3,7 +3,9 @@
 Dimensions: B = batch, T = positions, N = all heads, M = masks.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import logging
+import os.path
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -19,15 +21,19 @@ from mhaprune.heads import Block, HeadId, HeadMask
 from mhaprune.measure.outcomes import BATCH_SIZE, by_length, joined
 from mhaprune.progress import track
 from mhaprune.storage.cache import Cache, sources, tensor_digest, weights_digest
+from mhaprune.storage.functions import Undescribed, described
 from mhaprune.storage.store import fingerprint
-from mhaprune.subject import Fallback, Outcome
+from mhaprune.subject import Fallback, Gates, Outcome
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, Rows
 from mhaprune.wrapping.gated import GatedModel
+from mhaprune.wrapping.interception import attention_weights
 from mhaprune.wrapping.losses import Judge, LossAndQuality, accuracy, flat, judged, largest_probability
-from mhaprune.wrapping.proofs import BlockProof
+from mhaprune.wrapping.proofs import BlockProof, largest
 from mhaprune.wrapping.replay import Replay, at_rest, recorders
 from mhaprune.wrapping.workers import Shared
+
+log = logging.getLogger(__name__)
 
 MANY = 8
 """The number of masks from which a measurement is looked for in the cache, which takes a pass."""
@@ -53,15 +59,18 @@ class WrappedModel(GatedModel):
     """The number of worker processes that many masks are handed to; 0 for this process."""
     cache: Cache | None = None
     """The files in which slow measurements of many masks are kept, so that they go on after a kill; None for none."""
-    _lengths: WeakKeyDictionary[Batches, dict[Block, int]] = field(default_factory=WeakKeyDictionary, repr=False)
-    """The number of positions that each block writes to, for every batch that was run."""
+    without_gradient: frozenset[HeadId] = frozenset()
+    """The heads whose gates change outputs although the outputs have no derivative in them, as behind a rounding."""
+    _known: WeakKeyDictionary[Batches, dict[str, Any]] = field(default_factory=WeakKeyDictionary, repr=False)
+    """Facts about batches that were run: `lengths`, the number of positions that each block writes to in each of its
+    calls, and `keys`, see `_attended`."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields, without what was computed from them, which need not go to another process."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_lengths"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_known"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lengths=WeakKeyDictionary())
+        vars(self).update(state, _known=WeakKeyDictionary())
 
     @property
     def counted(self) -> str:
@@ -77,7 +86,7 @@ class WrappedModel(GatedModel):
 
     def changed(self, **parts: Any) -> Self:
         """Return a copy of this subject with some fields replaced."""
-        return replace(self, **parts, _lengths=WeakKeyDictionary())
+        return replace(self, **parts, _known=WeakKeyDictionary())
 
     def placed(self, batch: Batches) -> Batches:
         return batch.converted(self.device, self.dtype)
@@ -108,28 +117,68 @@ class WrappedModel(GatedModel):
         """Return loss and quality of an output; see `judged`."""
         return judged(output, batch.as_given(), len(batch), self.loss, self.quality)
 
+    def evaluate(self, batch: Batches, gates: Gates | None = None, fallback: Fallback | None = None) -> Any:
+        tensors = gates.values() if isinstance(gates, Mapping) else [] if gates is None else [gates]
+        if self.without_gradient and any(gate.requires_grad for gate in tensors):
+            names = ", ".join(map(str, sorted(self.without_gradient)[:8]))
+            raise ValueError(
+                f"needs derivatives, and closing {names} changes outputs without a derivative in the gate; leave it out"
+            )
+        return super().evaluate(batch, gates, fallback)
+
     def real_outputs(self, output: Any, batch: Batches) -> Tensor:
         return flat(output, batch)
 
     def real(self, batch: Batches, path: str, length: int) -> Tensor:
-        return batch.valid(length, self.two_sided and "decoder" in path)
+        """See `GatedModel.real`. If positions are not those of the attention mask, as the frames of a sound, the
+        padding is what the heads of the nearest block do not attend to."""
+        if self.two_sided and "decoder" in path:
+            return batch.of_decoder(length)
+        if (mask := batch.mask) is None:
+            return batch.all_real(length)
+        if mask.shape[1] == length:
+            return mask
+        attended = self._attended(batch)
+        seen = [block for block in self.blocks if not block.cross and length in attended.get(block.path, {})]
+        if not seen:
+            raise ValueError(
+                f"needs to know which of {length} positions are padding, {path or 'the model'} does not show it; leave it"
+                " out"
+            )
+        nearest = max(seen, key=lambda block: len(os.path.commonprefix([block.path, path])))
+        return attended[nearest.path][length]
+
+    def _attended(self, batch: Batches) -> dict[str, dict[int, Tensor]]:
+        """Return for each block a mask (B, U) of the keys that some query attends to, by their number U."""
+        known = self._known.setdefault(batch, {})
+        if "keys" not in known:
+            with torch.no_grad(), attention_weights(self.module, [block.path for block in self.blocks]) as seen:
+                self.run_gated(batch)
+            known["keys"] = {
+                path: {each.shape[-1]: (each != 0).any(dim=2).any(dim=1) for each in calls if len(each) == len(batch)}
+                for path, calls in seen.items()
+            }
+        keys: dict[str, dict[int, Tensor]] = known["keys"]
+        return keys
 
     def mapped(self, batch: Batches, block: Block, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         assert weights is not None, "a layer of another model shows its weights also without heads"
-        described, (T, U) = self.by_name[block], weights.shape[-2:]
-        queries_BT = self.real(batch, described.path, T)
-        return queries_BT, batch.valid(U, of_decoder=False) if described.cross else queries_BT
+        layer, (T, U) = self.by_name[block], weights.shape[-2:]
+        queries_BT = self.real(batch, layer.path, T)
+        return queries_BT, self.real(batch, "", U) if layer.cross else queries_BT
 
     @torch.no_grad()
     def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> LossAndQuality:
         """Run mask by mask, or take what is in the cache."""
-        if self.cache is None or len(gates) < MANY:
+        if self.cache is None or len(gates) < MANY or self._identity is None:
             return self._evaluate(batch, gates, fallback)
         # What the model answers with the last mask stands for its code, its loss and its quality.
         judged, placed = self.evaluate(batch, gates[-1], fallback), self.placed(batch)
         said = fallback or {}
-        given = [*placed.fields.values(), gates, *judged, *said.values()]
-        what = {"said": list(map(str, said)), "given": [[list(x.shape), tensor_digest(x)] for x in given]}
+        given = [*placed.tensors().values(), gates, *judged, *said.values()]
+        rest = fingerprint(described([placed.whole.constants, [x for x in placed.fields.values() if type(x) is list]]))
+        digests = [[list(x.shape), tensor_digest(x)] for x in given]
+        what = {"said": list(map(str, said)), "given": digests, "rest": rest}
 
         def make() -> dict[str, Any]:
             return self._evaluate(batch, gates, fallback)._asdict()
@@ -155,11 +204,17 @@ class WrappedModel(GatedModel):
         return joined(rows, torch.stack)
 
     @cached_property
-    def _identity(self) -> dict[str, Any]:
-        """The facts beside the examples that decide the bits of a measurement."""
+    def _identity(self) -> dict[str, Any] | None:
+        """The facts beside the examples that decide the bits of a measurement; None, with a warning, if a function of
+        the user holds something that cannot be read."""
+        try:
+            judged_by = [described(each) for each in (self.loss, self.quality, self.run)]
+        except Undescribed as error:
+            log.warning("cache: keeps nothing, because loss=, quality= or call= holds %s", error)
+            return None
         return {
             "weights": weights_digest(self.model),
-            "judged_by": [_written(judge) for judge in (self.loss, self.quality)],
+            "judged_by": fingerprint(judged_by),
             "heads": fingerprint([[block.out, block.columns] for block in self.blocks]),
             "code": sources("mhaprune.attention", "mhaprune.measure", "mhaprune.wrapping"),
             "torch": str(torch.__version__),
@@ -168,14 +223,18 @@ class WrappedModel(GatedModel):
         }
 
     def queries(self, batch: Batches) -> dict[Block, Tensor]:
-        if batch not in self._lengths:
-            self.head_outputs(batch)
-        placed, lengths = self.placed(batch), self._lengths[batch]
-        return {name: self.real(placed, block.path, lengths[name]) for name, block in self.by_name.items()}
+        if "lengths" not in self._known.get(batch, {}):
+            self.contexts(batch)
+        placed = self.placed(batch)
+        return {
+            name: torch.cat([self.real(placed, self.by_name[name].path, length) for length in lengths], dim=1)
+            for name, lengths in self._known[batch]["lengths"].items()
+        }
 
-    def head_outputs(self, batch: Batches) -> dict[Block, Tensor]:
-        found = super().head_outputs(batch)
-        self._lengths[batch] = {name: context.shape[2] for name, context in found.items()}
+    def contexts(self, batch: Batches) -> dict[Block, list[Tensor]]:
+        found = super().contexts(batch)
+        lengths = {name: [context.shape[2] for context in parts] for name, parts in found.items()}
+        self._known.setdefault(batch, {})["lengths"] = lengths
         return found
 
     @cached_property
@@ -186,12 +245,11 @@ class WrappedModel(GatedModel):
         return set(self.names) - {head.block for head in self.grid if head not in self.without_effect}
 
     def removal_proof(self, batch: Batches) -> Callable[[HeadMask], float]:
-        if self.prove == "whole":
-            return super().removal_proof(batch)
-        proof = BlockProof(self, batch)
-        with torch.no_grad(), proof.recording():
-            self.run_gated(proof.batch)
-        return proof
+        if self.prove != "whole":
+            return BlockProof(self, batch).recorded()
+        prove = super().removal_proof
+        of_parts = [prove(part) for part in batch.batches(len(batch))]
+        return lambda mask: largest([difference(mask) for difference in of_parts])
 
     def answered(self, data: Batches) -> Batches:
         """Return the examples as they are: a pretrained model reads no labels except those among its inputs."""
@@ -233,10 +291,3 @@ class WrappedModel(GatedModel):
     def two_sided(self) -> bool:
         """True if the model has an encoder and a decoder, each with positions of its own."""
         return all(any(part in block.path for block in self.blocks) for part in ("encoder", "decoder"))
-
-
-def _written(judge: Judge) -> list[str]:
-    """Return how a function is written: its name and its instructions, as far as it has any."""
-    code = getattr(judge, "__code__", None)
-    name = getattr(judge, "__qualname__", type(judge).__qualname__)
-    return [name, code.co_code.hex(), *code.co_names] if code else [name]

@@ -1,6 +1,7 @@
 """Long scorings: kept on disk, so that they go on after an interruption, and batches that do not fit."""
 
 import logging
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,15 @@ def everything_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Counted:
-    """A loss that counts the rows it judges by their length, and can be killed at one."""
+    """A loss that counts the rows it judges by their length, and can be killed at one, which the environment names."""
 
-    def __init__(self, stop_at: int = 0, factor: float = 1.0) -> None:
-        self.calls, self.stop_at, self.factor = Counter[int](), stop_at, factor
+    def __init__(self, factor: float = 1.0) -> None:
+        self.calls, self.factor = Counter[int](), factor
 
     def __call__(self, output: Any, batch: Any) -> Tensor:
         length = batch["input_ids"].shape[1]
         self.calls[length] += 1
-        if length == self.stop_at and self.calls[length] > 3:
+        if os.environ.get("STOP_AT") == str(length) and self.calls[length] > 3:
             raise KeyboardInterrupt
         return losses.classification(output, batch).mul(self.factor).round(decimals=1)
 
@@ -47,10 +48,14 @@ def scored(folder: Path | None, loss: Any, model: Classifier | None = None, scor
 
 
 @pytest.mark.parametrize("scorer", ["ablation", "ablation_mean"])
-def test_a_killed_scoring_goes_on_and_is_equal_in_every_bit(tmp_path: Path, scorer: str) -> None:
+def test_a_killed_scoring_goes_on_and_is_equal_in_every_bit(
+    tmp_path: Path, scorer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = scored(None, Counted(), scorer=scorer)
+    monkeypatch.setenv("STOP_AT", "6")
     with pytest.raises(KeyboardInterrupt):
-        scored(tmp_path, Counted(stop_at=6), scorer=scorer)
+        scored(tmp_path, Counted(), scorer=scorer)
+    monkeypatch.delenv("STOP_AT")
     again = Counted()
     assert scored(tmp_path, again, scorer=scorer).equals(whole)
     assert again.calls == {4: 1, 5: 1, 6: 10, 7: 10}  # an open pass tells the batch; then eight heads and none closed
@@ -101,8 +106,11 @@ def test_a_batch_that_does_not_fit_is_named_with_the_size_that_would() -> None:
                 raise torch.OutOfMemoryError
             return super().forward(input_ids, attention_mask, labels)
 
-    limit = 4
+    limit = 9
     heads = mhaprune.wrap(Large(), losses.classification, score=SPLIT)
+    limit = 4
+    with pytest.raises(ValueError, match="a batch of 6 examples of these does not fit .*, 3 would; give smaller"):
+        mhaprune.wrap(Large(), losses.classification, score=SPLIT)
     with pytest.raises(ValueError, match=r"a batch of 6 examples of these .* memory of cpu, 3 would; give smaller"):
         heads.score("ablation")
     limit = 0

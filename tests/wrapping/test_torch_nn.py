@@ -290,7 +290,9 @@ def test_attention_adapted_by_lora_and_compiled_models_are_told_what_to_do() -> 
 
     heads = wrap(randomised(Tower(Adapted)), square, score=[torch.randn(B, T, D)])
     assert "its query is adapted by LoRA; call merge_and_unload() on the model first" in heads.proven.why_not
-    with pytest.raises(ValueError, match="model: is compiled, wrap the model before torch.compile"):
+    with pytest.raises(
+        ValueError, match="model: is what torch.compile returned; wrap the model inside, model._orig_mod"
+    ):
         wrap(torch.compile(Tower()), square, score=[torch.randn(B, T, D)])  # type: ignore[arg-type]
 
 

@@ -58,21 +58,26 @@ def test_a_refit_follows_the_whole_model_without_labels(heads: Heads) -> None:
     """And without what stands in the padding."""
     mask = heads.mask(keep=2, by="gate_output")
     plain, fitted = heads.without(mask), heads.without(mask, refit=True)
-    split = heads.splits["score"]
-    wanted = heads.subject.predict(split)["logits"]
-    distances = [(each.predict(split)["logits"] - wanted).square().mean() for each in (plain, fitted)]
-    assert distances[1] < 0.5 * distances[0]
-    ids, labels = split.fields["input_ids"], split.fields["labels"]
-    other = {"labels": labels.flip(0), "input_ids": ids.where(split.fields["attention_mask"] != 0, (ids + 3) % 11)}
-    assert not any(torch.equal(value, split.fields[name]) for name, value in other.items())
-    shown = show(heads.subject, Batches({**split.fields, **other}, split.widths, split.constants, split.form))
+    split = [batch.arguments() for batch in heads.splits["score"].batches(6)]
+    distances = [
+        torch.cat([(one.model(**batch)["logits"] - heads.subject.model(**batch)["logits"]) for batch in split])
+        for one in (plain, fitted)
+    ]
+    assert distances[1].square().mean() < 0.5 * distances[0].square().mean()
+    others = []
+    for batch in split:
+        ids, real = batch["input_ids"], batch["attention_mask"] != 0
+        others.append({**batch, "labels": batch["labels"].flip(0), "input_ids": ids.where(real, (ids + 3) % 11)})
+    for name in ("labels", "input_ids"):
+        assert not all(torch.equal(other[name], batch[name]) for other, batch in zip(others, split, strict=True))
+    shown = show(heads.subject, Batches.of(others, "score"))
     for one, same in zip(refit(plain, shown).model.parameters(), fitted.model.parameters(), strict=True):
         torch.testing.assert_close(one, same)
 
 
 def test_a_block_without_heads_gets_a_bias_is_scored_further_and_found_again(heads: Heads) -> None:
     mask = HeadMask(heads.grid, frozenset(head for head in heads.grid if head.block == heads.grid.blocks[0]))
-    split, left, fitted = heads.splits["score"], heads.without(mask), heads.without(mask, refit=True)
+    split, left, fitted = heads.splits["score"].first(6), heads.without(mask), heads.without(mask, refit=True)
     path = next(iter(heads.subject.blocks)).out
     assert fitted.model.get_submodule(path).weight.shape[1] == 0
     assert not torch.equal(*(one.model.get_submodule(path).bias for one in (heads.subject, fitted)))
@@ -165,7 +170,7 @@ def logits(output: Any, batch: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"loss": bad_loss}, r"loss: returns \(\) for a batch of 2, must be one number per example, \(2,\)"),
+        ({"loss": bad_loss}, r"loss: returns \(\) for a batch of 6, must be one number per example, \(6,\)"),
         ({"loss": losses.Drift(logits), "quality": losses.Drift(lambda *given: logits(*given))}, "quality: looks at"),
         ({"model": nn.Linear(2, 2).to("meta")}, "model: its weight weight is on the meta device"),
     ],
@@ -208,10 +213,11 @@ def test_a_loss_and_a_quality_that_are_not_finite_are_named(what: str, value: fl
     judges: dict[str, Any] = {"loss": losses.classification, "quality": losses.accuracy} | {what: broken}
     ids = batches(2)[1]["input_ids"][:, 0].tolist()
     for first in ids[:2]:  # noqa: B007 (`broken` reads it)
-        with pytest.raises(ValueError, match=f"^the {what} is {value} for . of 2 examples"):
+        with pytest.raises(ValueError, match=f"^the {what} is {value} for . of 6 examples"):
             wrap(Classifier(), score=batches(2)[1:], **judges)
-    first = next(n for n in ids if n not in ids[:2])
+    first = -1
     heads = wrap(Classifier(), score=batches(2)[1:], **judges)
+    first = ids[0]
     with pytest.raises(ValueError, match=f"the {what} is {value} for"):
         heads.score("ablation")
 

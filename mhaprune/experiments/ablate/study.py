@@ -73,7 +73,7 @@ class Ablate(HeadBudgets, WithinTolerance):
             heads = heads_table(scoring, study.scorers)
         with doing("prune"):
             pruning, _, difference = prune(subject, plans, splits)
-        first, batch = [plan for plan in plans if plan.draw == 0], splits.report[: self.latency_batch]
+        first, batch = [plan for plan in plans if plan.draw == 0], splits.report.first(self.latency_batch)
         with doing("time"):
             latency = time_removed(subject, first, batch, self.latency_rounds)
         pruning = with_times(pruning, latency)

@@ -68,7 +68,7 @@ class Anatomy(Experiment):
             raise ProofFailed(
                 f"a layer and its heads one by one differ by {difference:.3g}, allowed is {MAX_DIFFERENCE:g} in float64"
             )
-        equivalence = EquivalenceCheck(subject, splits.report)
+        equivalence = EquivalenceCheck(subject, splits.proof)
         equivalence.prove(HeadMask(subject.grid).without(followed))
         tables = {
             "tensors": steps_table(steps),

@@ -91,7 +91,7 @@ class Explain(Experiment):
         looks = looks_table(study.whole_grid, subject.grid, seen.looks, heads, worth, self.tolerance_nats)
         idle = HeadMask(subject.grid).without(*named(looks[looks["prunable"] & ~looks["removed"]]))
         looks["without_prunable"] = float(measure(subject, examples, idle.gates(examples.device)).quality.mean())
-        equivalence = EquivalenceCheck(subject, examples)
+        equivalence = EquivalenceCheck(subject, study.splits.proof)
         for mask in (HeadMask(subject.grid).without(*subject.grid), idle):
             equivalence.prove(mask)
         with doing("show"):

@@ -92,7 +92,7 @@ class Interact(Experiment):
             "together": together_table(plans, planned_ME, alone_NE.mean(axis=1), interaction_PE.mean(axis=1)),
         }
         tables["pairs"]["kind"] = kinds_of_pairs(tables["pairs"], tables["alone"])
-        equivalence = EquivalenceCheck(subject, examples)
+        equivalence = EquivalenceCheck(subject, study.splits.proof)
         with doing("prove"):
             for plan in track(plans, "removed equals masked", name=plan_words):
                 equivalence.prove(plan.mask)

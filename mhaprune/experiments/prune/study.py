@@ -97,7 +97,7 @@ class Prune(HeadBudgets, WithinTolerance):
         table = pd.DataFrame([trial.columns for trial in found])
         with doing("time"):
             plans = list({trial.plan.mask: trial.plan for trial in found}.values())
-            latency = time_removed(subject, plans, splits.report[: self.latency_batch], self.latency_rounds)
+            latency = time_removed(subject, plans, splits.report.first(self.latency_batch), self.latency_rounds)
         smallest = smallest_table(table, latency, self.tolerance)
         chosen = list(models_of(found, smallest))
         tables = {

@@ -49,7 +49,7 @@ class Trials:
 
     def after(self, plans: Sequence[Plan]) -> Iterator[Trial]:
         """Yield, for each plan, the pruned model without recovery, then after each recovery that acts at the end."""
-        dense, equivalence = self.lesson.dense, EquivalenceCheck(self.lesson.dense, self.lesson.splits.report)
+        dense, equivalence = self.lesson.dense, EquivalenceCheck(self.lesson.dense, self.lesson.splits.proof)
         ends = [name for name, each in self.recoveries.items() if each.follows]
         for plan in track(plans, "plan", name=plan_words):
             equivalence.prove(plan.mask)
@@ -69,7 +69,7 @@ class Trials:
         left: Subject = dense
         for budget in track(budgets, name, name=str):
             plan = choose(left, budget)
-            equivalence = EquivalenceCheck(left, self.lesson.splits.report)
+            equivalence = EquivalenceCheck(left, self.lesson.splits.proof)
             equivalence.prove(plan.mask)
             self.worst = max(self.worst, equivalence.worst)
             smaller = left.without(plan.mask)
