@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, weight_of, within
-from mhaprune.wrapping.reshaping import UNEVEN, finish, keep_numbers, pairs, store
+from mhaprune.wrapping.reshaping import UNEVEN, finish, keep_numbers, pairs, register, store, tie, ties
 from mhaprune.wrapping.torch_nn import TorchAttention
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
@@ -157,8 +157,8 @@ def in_double(module: nn.Module, of: nn.Module) -> nn.Module:
     # The eager attention of transformers takes its softmax in float32, whatever the model computes in.
     for config in (getattr(part, "config", None) for part in module.modules() if getattr(of, "_supports_sdpa", False)):
         name = getattr(config, "_attn_implementation", None)
-        if name in ("eager", UNEVEN[1]):
-            config._attn_implementation = "sdpa" if name == "eager" else UNEVEN[0]  # type: ignore[union-attr]
+        if name in ("eager", f"{UNEVEN}eager"):
+            config._attn_implementation = "sdpa" if name == "eager" else register("sdpa")  # type: ignore[union-attr]
     return module
 
 
@@ -179,6 +179,7 @@ def remove_heads(
     """
     tensors = (*model.parameters(), *model.buffers()) if shared else ()
     model = copied(model, {id(tensor): tensor for tensor in tensors})
+    tied = ties(model)
     left, cut = [], Cut()
     generic: list[tuple[AttentionBlock, list[int]]] = []
     for block, keep in zip(blocks, kept, strict=True):
@@ -211,6 +212,7 @@ def remove_heads(
         resize(out, columns=[column for h in stay for column in block.columns[h]] + others)
         if not keep:
             weight_of(out).data[:, : len(block.columns[0])] = 0
+            cut.attributes[block.out] = {"silent_columns": len(block.columns[0])}
         cut.shapes[block.out] = list(out.weight.shape)
         attention: Any = model.get_submodule(block.path)
         for path, dim in () if _shares_its_bias(attention) else block.numbers:
@@ -220,9 +222,21 @@ def remove_heads(
         if block.translated:
             made = [widths[rows.path] for rows in (block.query, block.key, block.value) if isinstance(rows, Rows)]
             cut.attributes[block.path]["sizes_of_heads"] = _sizes(attention, block, stay, made)
+    if not shared:
+        _keep_ties(model, tied)
     if cut.heads:
         cut.noted(model)
     return model, left
+
+
+def _keep_ties(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
+    """Make parameters that were one before a removal one again. Raises `Unsupported` if they differ now."""
+    for names in tied:
+        first, *others = map(model.get_parameter, names)
+        for name, other in zip(names[1:], others, strict=True):
+            if other is not first and not (other.shape == first.shape and torch.equal(other, first)):
+                raise Unsupported(f"{names[0]} and {name}: are one weight, remove the same heads from both")
+    tie(model, tied)
 
 
 def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int] | None = None) -> None:
