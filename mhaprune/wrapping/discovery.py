@@ -20,10 +20,10 @@ from torch.overrides import TorchFunctionMode
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, within
+from mhaprune.wrapping.cuts import Cut
 from mhaprune.wrapping.hints import nothing_found
 from mhaprune.wrapping.interception import Attend, AttentionCalls, attention_interface
 from mhaprune.wrapping.numbers import Followed, dimensions_of_heads
-from mhaprune.wrapping.removal import Cut
 from mhaprune.wrapping.replay import at_rest, is_linear
 
 NOTHING = "made by no linear module"
