@@ -15,11 +15,12 @@ OUT = ("out_proj", "o_proj", "to_out", "out", "c_proj", "dense", "wo", "proj", "
 """Usual names of W_O."""
 
 
-def unseen(model: nn.Module, blocks: Sequence[AttentionBlock]) -> list[str]:
-    """Return the paths of modules that are attention by name or class but belong to no block."""
-
+def unseen(model: nn.Module, blocks: Sequence[AttentionBlock], overlooked: Collection[str] = ()) -> list[str]:
+    """Return the paths of modules that belong to no block: those that were seen to attend, and those that are attention
+    by name or class."""
     found = [block.path for block in blocks]
     left = [path for path, _ in _named_attention(model) if not any(within(path, f) or within(f, path) for f in found)]
+    left = list(dict.fromkeys([*left, *overlooked]))
     return [path for path in left if not any(other != path and within(other, path) for other in left)]
 
 
@@ -32,9 +33,10 @@ def _named_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
-def nothing_found(model: nn.Module, called: Collection[str]) -> str:
+def nothing_found(model: nn.Module, called: Collection[str], overlooked: Collection[str] = ()) -> str:
     """Return the error message for a model without attention, with an example of `blocks=` filled in as far as
-    possible. `called` are the paths of the linear modules that are called."""
+    possible. `called` are the paths of the linear modules that are called, `overlooked` those of modules that weigh
+    positions in another way."""
     named = dict(_named_attention(model))
     linear = {
         path: [name for name, part in module.named_modules() if name and is_linear(part)]
@@ -48,8 +50,11 @@ def nothing_found(model: nn.Module, called: Collection[str]) -> str:
     message = (
         f"{type(model).__name__}: no attention found: no call of F.scaled_dot_product_attention, of the attention"
         " interface of transformers or of nn.MultiheadAttention, and no softmax between two products by bmm, or by"
-        " matmul of four dimensions. Name the blocks by hand"
+        " matmul of four dimensions. "
     )
+    if overlooked:
+        message += f"{', '.join(path or 'the model' for path in overlooked)}: weighs positions in another way. "
+    message += "Name the blocks by hand"
     if not inner:
         return f'{message}: blocks=[AttentionBlock("PATH", out="NAME OF W_O", heads=NUMBER)]'
     out = linear[inner[-1]][-1]

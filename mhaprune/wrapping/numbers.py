@@ -56,8 +56,9 @@ def dimensions_of_heads(computed: Sequence[Tensor], tensors: Sequence[Tensor]) -
     if not places:
         return [None] * len(tensors)
     rows: list[Tensor] = []
+    weights = [torch.rand_like(x[:, 0]) + 0.5 for x in computed]  # without them, parts could cancel
     for h in range(H):
-        of_head = torch.stack([x[:, h].sum() for x in computed]).sum()
+        of_head = torch.stack([(x[:, h] * each).sum() for x, each in zip(computed, weights, strict=True)]).sum()
         gradients = torch.autograd.grad(of_head, tensors, retain_graph=True, materialize_grads=True)
         rows.append(torch.stack([gradients[n].movedim(dim, 0).reshape(H, -1).any(dim=1) for n, dim in places]))
     found: list[int | None] = [None] * len(tensors)

@@ -100,7 +100,7 @@ def understand(
     first = splits["score"][:1].converted(weight.device, weight.dtype)
     if blocks is None:
         try:
-            found = discover(model, lambda one: run(one, first.arguments()))
+            found, overlooked = discover(model, lambda one: run(one, first.arguments()))
         except Exception as error:
             if isinstance(error, Unsupported):
                 raise
@@ -111,7 +111,7 @@ def understand(
         if not blocks:
             raise ValueError("blocks=[]: must name an attention layer, or be left out")
         _check_call(model, first, run)
-        found = [block.completed(model) for block in blocks]
+        found, overlooked = [block.completed(model) for block in blocks], []
         check_attention(model, found, lambda: run(model, first.arguments()))
     names = name_blocks([block.path for block in found])
     subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run, prove=prove)
@@ -135,7 +135,9 @@ def understand(
             subject, proven = looked, again
             break
     subject = subject.changed(without_effect=frozenset(proven.without_effect), workers=workers, cache=kept)
-    return ModelWithData(subject, Splits(**splits), name_of(quality), proven, seed, tuple(unseen(model, found)))
+    return ModelWithData(
+        subject, Splits(**splits), name_of(quality), proven, seed, tuple(unseen(model, found, overlooked))
+    )
 
 
 def call_plainly(model: nn.Module, arguments: Any) -> Any:
@@ -170,6 +172,8 @@ def with_dense(subject: WrappedModel, split: Batches, judge: Drift, batch_size: 
 
 def check_weights(model: nn.Module) -> None:
     """Raise `Unsupported` for weights that cannot be read or cut."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise Unsupported("model: is a DistributedDataParallel, wrap model.module")
     if hasattr(model, "_orig_mod"):
         raise Unsupported("model: is compiled, wrap the model before torch.compile")
     if not any(parameter.is_floating_point() for parameter in model.parameters()):
