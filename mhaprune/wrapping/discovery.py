@@ -17,14 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointError
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.attributes import without_results
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, within
 from mhaprune.wrapping.cuts import Cut
-from mhaprune.wrapping.hints import nothing_found
+from mhaprune.wrapping.hints import nothing_found, why_uncut
 from mhaprune.wrapping.interception import Attend, AttentionCalls, attention_interface
-from mhaprune.wrapping.layouts import LORA, NOTHING, columns_of_heads, probe, reached, rows_of_heads
+from mhaprune.wrapping.layouts import NOTHING, columns_of_heads, probe, reached, rows_of_heads
 from mhaprune.wrapping.numbers import Followed, dimensions_of_heads
 from mhaprune.wrapping.replay import at_rest, is_linear
 from mhaprune.wrapping.softmaxes import Softmaxes, lengths_in
@@ -87,7 +88,7 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
         why_not = (f"its {'factor' if n == 'gate' else n} is {r}" for n, r in found.rows.items() if isinstance(r, str))
         facts["why_not"] = next(why_not, "")
         made = [each.path for each in (*rows.values(), *facts["others"])]
-        facts["why_not"] = facts["why_not"] or _why_uncut(model, [trace.paths[found.out], *made])
+        facts["why_not"] = facts["why_not"] or why_uncut(model, [trace.paths[found.out], *made])
         facts["names"] = tuple(range(found.heads))
         block = AttentionBlock(path, trace.paths[found.out], found.heads, whole=True, **facts, **rows)
         blocks.setdefault(path, as_named(block, noted))  # a shared layer is called again: the same heads
@@ -95,7 +96,7 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
     if not blocks:
         unusable = ((path, why) for path, why in overlooked.items() if why)
         for path, why in unusable:
-            raise Unsupported(f"{path} ({type(model.get_submodule(path)).__name__}): {why}")
+            raise Unsupported(f"{path or 'model'} ({type(model.get_submodule(path)).__name__}): {why}")
         raise Unsupported(nothing_found(model, trace.read, overlooked))
     return list(blocks.values()), [path or type(model).__name__ for path in overlooked]
 
@@ -110,24 +111,12 @@ def _traced(
             with torch.enable_grad(), at_rest(model), without_results(model), trace.watching(numbers):
                 call(model)
             break
+        except CheckpointError:
+            raise Unsupported("model: computes parts again for gradients (checkpointing), which must be off") from None
         except RuntimeError:  # of code that takes no gradients with respect to its own tensors
             if not numbers:
                 raise
     return trace
-
-
-def _why_uncut(model: nn.Module, paths: Sequence[str]) -> str:
-    """Return the reason why one of these linear modules cannot be cut; an empty text if all can."""
-    for path in paths:
-        module, parent = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
-        if hasattr(parent, "lora_A"):
-            return f"{path} is {LORA}"
-        if not isinstance(vars(module)["_parameters"].get("weight"), Tensor):
-            return (
-                f"the weight of {path} is computed from others; make it plain first, by remove_parametrizations or"
-                " remove_weight_norm of torch.nn.utils, or by prune.remove"
-            )
-    return ""
 
 
 def as_named(block: AttentionBlock, cut: Cut) -> AttentionBlock:
@@ -172,6 +161,9 @@ class _Trace:
                 if is_linear(module):
                     handles.append(module.register_forward_hook(self._leaf))
                 handles.append(module.register_forward_hook(self._leave))
+                inner = any(within(path, other) for other in self.overlooked)
+                if isinstance(module, torch.jit.ScriptModule) and not inner:
+                    self.overlooked[path] = "is made by torch.jit, which shows nothing: wrap the module it was made of"
                 for handle in handles:
                     stack.callback(handle.remove)
             stack.enter_context(attention_interface(self._of_interface))
@@ -194,6 +186,8 @@ class _Trace:
                 self.read[self.paths[module]] = inputs[0]
                 self._reads(module, inputs[0])
             return None
+        if isinstance(module, nn.Conv1d | nn.Conv2d) and inputs:
+            self._reads(module, inputs[0])
         given = self.followed.given
         inputs, named = tuple(map(given, inputs)), {name: given(x) for name, x in named.items()}
         self.given[module] = dict(enumerate(inputs)) | named
@@ -296,7 +290,9 @@ class _Trace:
                     continue
                 context = leaf if found.heads_last else leaf.transpose(1, 2)
                 found.out, found.unusable = module, ""
-                if x.numel() == context.numel() and torch.equal(x.detach().flatten(), context.detach().flatten()):
+                if not is_linear(module):
+                    found.unusable = f"its W_O is a {type(module).__name__}, must be a linear module"
+                elif x.numel() == context.numel() and torch.equal(x.detach().flatten(), context.detach().flatten()):
                     found.columns = neighbours(x.shape[-1], found.heads)
                 else:
                     found.columns, whole = columns_of_heads(x, leaf, found.heads_last)

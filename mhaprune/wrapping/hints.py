@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.wrapping.blocks import AttentionBlock, Unsupported, within
+from mhaprune.wrapping.layouts import LORA
 from mhaprune.wrapping.replay import at_rest, is_linear, mapped, tensors_in
 
 OUT = ("out_proj", "o_proj", "to_out", "out", "c_proj", "dense", "wo", "proj", "fc_o", "o")
@@ -69,6 +70,20 @@ def _heads_named(module: nn.Module) -> str:
     """Return the number of heads that an attribute of a module holds, as a text; NUMBER if there is none."""
     kept = (item for part in module.modules() for item in vars(part).items())
     return next((str(value) for name, value in kept if "heads" in name and isinstance(value, int)), "NUMBER")
+
+
+def why_uncut(model: nn.Module, paths: Sequence[str]) -> str:
+    """Return the reason why one of these linear modules cannot be cut; an empty text if all can."""
+    for path in paths:
+        module, parent = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
+        if hasattr(parent, "lora_A"):
+            return f"{path} is {LORA}"
+        if not isinstance(vars(module)["_parameters"].get("weight"), Tensor):
+            return (
+                f"the weight of {path} is computed from others; make it plain first, by remove_parametrizations or"
+                " remove_weight_norm of torch.nn.utils, or by prune.remove"
+            )
+    return ""
 
 
 def check_attention(model: nn.Module, blocks: Sequence[AttentionBlock], call: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.attributes import HELD
-from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, weight_of
+from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, weight_of, within
 from mhaprune.wrapping.cuts import Cut
 from mhaprune.wrapping.replay import mapped
 from mhaprune.wrapping.reshaping import UNEVEN, keep_numbers, pairs, register, store, tie, ties
@@ -129,6 +129,8 @@ def remove_heads(
             cut.shapes[path] = list(keep_numbers(model, path, stay, dim, block.heads).shape)
         cut.heads[block.path] = [block.names[h] for h in keep]
         cut.attributes[block.path] = _attributes(attention, block, stay)
+        for path, values in _around(model, block, stay).items():
+            cut.attributes[path] = cut.attributes.get(path, {}) | values
         if block.translated:
             made = [widths[rows.path] for rows in (block.query, block.key, block.value) if isinstance(rows, Rows)]
             cut.attributes[block.path]["sizes_of_heads"] = _sizes(attention, block, stay, made)
@@ -235,6 +237,20 @@ def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]
     return attributes
 
 
+def _around(model: nn.Module, block: AttentionBlock, keep: Sequence[int]) -> dict[str, dict[str, int]]:
+    """Return the attributes of modules around an attention module that must change with its heads, by their path."""
+    H, K = block.heads, block.head_dim
+    now = {H: len(keep), H * K: len(keep) * K}
+    found: dict[str, dict[str, int]] = {}
+    for name in block.counts:
+        path = block.path
+        while name.startswith(".."):
+            path, name = path.rpartition(".")[0], name[2:]
+        if path != block.path and (value := _number(model.get_submodule(path), name)) in now:
+            found.setdefault(path, {})[name] = now[value]
+    return found
+
+
 def _sizes(
     attention: nn.Module, block: AttentionBlock, keep: Sequence[int], made: Sequence[tuple[int, int]]
 ) -> list[int]:
@@ -264,12 +280,17 @@ def _number(attention: nn.Module, name: str) -> int | None:
 
 def with_more_counts(model: nn.Module, block: AttentionBlock, words: Sequence[str]) -> AttentionBlock:
     """Return the block with the names of more attributes that may count heads, or hold their width: those of its config
-    and those that contain one of these words.
+    and those that contain one of these words, also in the modules around it up to the one that holds W_O.
 
     By its value alone an integer can be taken for such a number by mistake, so this is for models that do not run
     otherwise, and the proofs decide.
     """
-    attention = model.get_submodule(block.path)
-    sized = [name for name in vars(attention) if any(word in name for word in words) and "head_dim" not in name]
+    attention, path, names, up = model.get_submodule(block.path), block.path, list[str](), ""
+    while True:
+        named = (name for name in vars(model.get_submodule(path)) if any(word in name for word in words))
+        names += [up + name for name in named if "head_dim" not in name]
+        if within(block.out, path):
+            break
+        path, up = path.rpartition(".")[0], f"..{up}"
     config = [f"config.{name}" for name in (*COUNTS, "num_key_value_heads")] if hasattr(attention, "config") else []
-    return replace(block, counts=(*block.counts, *sized, *config))
+    return replace(block, counts=(*block.counts, *names, *config))

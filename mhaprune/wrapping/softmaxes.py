@@ -27,8 +27,8 @@ class Softmaxes(TorchFunctionMode):
     def __init__(self, where: Callable[[], tuple[str | None, set[int]]]) -> None:
         super().__init__()
         self.where = where
-        self.weights: dict[int, tuple[Tensor, str]] = {}
-        """Weights of positions with the path of the module that made them, by identity."""
+        self.weights: dict[int, tuple[Tensor, int, str, set[int]]] = {}
+        """Results of softmaxes with their length, and what `where` returned, by identity."""
         self.found: dict[str, None] = {}
         """The paths of modules whose weights were multiplied with something."""
 
@@ -40,11 +40,15 @@ class Softmaxes(TorchFunctionMode):
         elif func is F.multi_head_attention_forward and (path := self.where()[0]) is not None:
             self.found[path] = None
         elif isinstance(out, Tensor):
-            for weights, path in self._in((args, kwargs)):
+            for weights, length, path, lengths in self._in((args, kwargs)):
                 if func in PRODUCTS or (func in SCALINGS and out.numel() > weights.numel()):
-                    self.found[path] = None
-                elif out.numel() == weights.numel() or _cut_off(out, weights):
-                    self.weights[id(out)] = out, path
+                    square = weights.dim() > 2 and weights.shape[-1] == weights.shape[-2]
+                    if length > 1 and (square or length in lengths):
+                        self.found[path] = None
+                elif out.numel() == weights.numel():
+                    self.weights[id(out)] = out, length, path, lengths
+                elif out.shape[:-1] == weights.shape[:-1] and out.shape[-1] < length:  # without some keys, as a sink is
+                    self.weights[id(out)] = out, out.shape[-1], path, lengths
         return out
 
     def known(self, weights: Tensor) -> None:
@@ -53,18 +57,12 @@ class Softmaxes(TorchFunctionMode):
 
     def _begin(self, out: Tensor, dim: int) -> None:
         path, lengths = self.where()
-        square = out.dim() > 2 and out.shape[-1] == out.shape[-2]
-        if path is not None and out.shape[dim] > 1 and (square or out.shape[dim] in lengths):
-            self.weights[id(out)] = out, path
+        if path is not None:
+            self.weights[id(out)] = out, out.shape[dim], path, lengths
 
-    def _in(self, given: Any) -> Iterator[tuple[Tensor, str]]:
+    def _in(self, given: Any) -> Iterator[tuple[Tensor, int, str, set[int]]]:
         if self.weights:
             yield from (self.weights[id(x)] for x in tensors_in(given) if id(x) in self.weights)
-
-
-def _cut_off(out: Tensor, weights: Tensor) -> bool:
-    """Return whether some keys of weights were left out, as a sink is."""
-    return out.shape[:-1] == weights.shape[:-1] and 1 < out.shape[-1] < weights.shape[-1]
 
 
 def lengths_in(given: Any) -> set[int]:
