@@ -79,7 +79,7 @@ def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
         for name, value in values.items():
             owner = module.config if name.startswith("config.") else module
             name = name.removeprefix("config.")
-            if not isinstance(getattr(owner, name, value), int | list | None):
+            if not isinstance(getattr(owner, name, value), int | float | list | None):
                 raise ValueError(f"config.mhaprune: {path}.{name} counts no heads")
             setattr(owner, name, value)
         if "inputs_of_heads" in values or "sizes_of_heads" in values:
