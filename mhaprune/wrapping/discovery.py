@@ -250,13 +250,15 @@ class _Trace:
         modules in it, and its arguments."""
         H, path, given = found.heads, self.paths[found.module], self.given.get(found.module, {})
         made = {rows.path for rows in found.rows.values() if isinstance(rows, Rows)}
+        noted = {*dict(found.numbers), *dict(found.inputs)}
         leaves = [(self.paths[module], leaf) for module, leaf in self.leaves if within(self.paths[module], path)]
         heads = [(module, leaf) for module, leaf in self.leaves if self.paths[module] in made]
-        inputs = ((key, x) for key, x in given.items() if isinstance(x, Tensor) and x.requires_grad and H in x.shape)
+        inputs = ((key, x) for key, x in given.items() if key not in noted and isinstance(x, Tensor) and H in x.shape)
+        stored = self.followed.stored.items()
         known: list[tuple[Any, Any, Tensor]] = [
-            *((found.numbers, name, x) for name, x in self.followed.stored.items() if within(name, path)),
+            *((found.numbers, name, x) for name, x in stored if within(name, path) and name not in noted),
             *((found.rows, name, leaf) for name, leaf in leaves if name not in made),
-            *((found.inputs, key, x) for key, x in inputs if not reached(x.sum(), heads)),
+            *((found.inputs, key, x) for key, x in inputs if x.requires_grad and not reached(x.sum(), heads)),
         ]
         dims = dimensions_of_heads(computed, [x for *_, x in known])
         for (where, name, x), dim in zip(known, dims, strict=True):
@@ -300,8 +302,10 @@ class _Trace:
                     found.unusable = self._unusable(found.columns)
                 if not found.unusable:
                     by_head = [x[..., list(columns)] for columns in found.columns]
-                    gates = self._sources("gate", torch.stack(by_head, dim=1), found.heads)
+                    gated = torch.stack(by_head, dim=1)
+                    gates = self._sources("gate", gated, found.heads)
                     found.rows |= {name: rows for name, rows in gates.items() if rows != NOTHING}
+                    self._find_numbers(found, [gated])
 
     @staticmethod
     def _unusable(columns: Sequence[Sequence[int]]) -> str:

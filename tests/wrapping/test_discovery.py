@@ -186,6 +186,25 @@ def test_rows_that_all_heads_read_stay() -> None:
         torch.testing.assert_close(small(X), closed(X))
 
 
+class Scaled(Attention):
+    """A number for each head between the heads and W_O."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = nn.Parameter(torch.rand(H))
+
+    def after(self, context: Tensor) -> Tensor:
+        return (context.unflatten(-1, (self.num_heads, -1)) * self.sizes[:, None]).flatten(-2)
+
+
+def test_numbers_of_heads_after_the_attention_are_cut() -> None:
+    heads = wrapped(Scaled)
+    small = heads.prune(mask={0: [0, 2]})
+    assert torch.equal(small.layers[0].sizes, heads.subject.model.layers[0].sizes[[1, 3]])
+    with torch.no_grad(), heads.closed({0: [0, 2]}) as closed:
+        torch.testing.assert_close(small(X), closed(X))
+
+
 class ByEinsum(Attention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.einsum("bhij,bhjd->bhid", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v)
