@@ -11,7 +11,7 @@ Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value hea
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -233,6 +233,12 @@ class _Trace:
         H, G = query.shape[1], key.shape[1]
         of_kv = getattr(module, "kept_of_kv", None) or [h * G // H for h in range(H)]
         rows = self._sources("query", query, H) | self._sources("key", key, H) | self._sources("value", value, H)
+        once = [name for name in rows if isinstance(made := rows[name], Rows) and len(made.heads) == 1 < G]
+        if once == ["key", "value"]:
+            of_kv = [0] * H
+        for name in once if len(once) < 2 else ():
+            made = cast("Rows", rows[name])
+            rows[name] = replace(made, heads=((),) * G) if name == "key" else f"made once for all heads by {made.path}"
         found = _Found(module, H, tuple(of_kv), rows)
         if not torch.is_grad_enabled():
             found.unusable = "runs without gradients (no_grad, or checkpointing, which must be off)"

@@ -29,7 +29,8 @@ def rows_of_heads(heads: Tensor, leaves: Leaves, paths: Mapping[nn.Module, str])
     """Return the linear modules that made these heads, (B, heads, T, K), with the rows of each head; or the reason why
     there are none. The second value is False if a head has fewer rows than others, or than its width.
 
-    Rows that every head reads belong to none: they stay. So it is with the rotary part of the keys in multi-head latent
+    Rows that every head reads belong to none: they stay. If there are no others, they are those of one head, as in
+    multi-query attention (Shazeer 2019). So it is with the rotary part of the keys in multi-head latent
     attention (DeepSeek-V2, 2024).
     """
     weights = torch.rand_like(heads) + 0.5  # without them, parts could cancel
@@ -47,7 +48,10 @@ def rows_of_heads(heads: Tensor, leaves: Leaves, paths: Mapping[nn.Module, str])
     widths = [sum(map(len, of_head)) for of_head in zip(*rows.values(), strict=True)]
     whole = len(set(widths)) == 1 and widths[0] >= heads.shape[-1]
     own = {path: _without_shared(each) for path, each in rows.items()}
-    own = {path: each for path, each in own.items() if any(each)} or rows
+    own = {path: each for path, each in own.items() if any(each)}
+    if not own and len(rows) == 1 and widths[0] <= heads.shape[-1]:
+        return [Rows(path, (each[0],)) for path, each in rows.items()], whole
+    own = own or rows
     for path, each in own.items():
         if len({row for head in each for row in head}) != sum(map(len, each)):
             shared = 1 < len(set(each)) < len(each)

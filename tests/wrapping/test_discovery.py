@@ -66,6 +66,10 @@ def wrapped(*kinds: Any, x: Tensor = X) -> Any:
     return mhaprune.wrap(Stack(*kinds).eval(), cubes, score=[{"x": x}])
 
 
+def wrapped_again(model: nn.Module) -> Any:
+    return mhaprune.wrap(model, cubes, score=[{"x": X}])
+
+
 class Relu(Attention):
     def after(self, context: Tensor) -> Tensor:
         return F.relu(context)
@@ -184,6 +188,40 @@ def test_rows_that_all_heads_read_stay() -> None:
     assert [len(each.weight) for each in (layer.q, layer.k, layer.v, layer.shared)] == [2 * K, 2 * (K - 3), 2 * K, 3]
     with torch.no_grad(), heads.closed({0: [0, 2]}) as closed:
         torch.testing.assert_close(small(X), closed(X))
+
+
+class OneKey(Attention):
+    """Keys, or keys and values, of one head, which the code repeats for all."""
+
+    both = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k, self.v = nn.Linear(D, K), nn.Linear(D, K if self.both else D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (-1, K)).transpose(1, 2) for each in self.projections())
+        k, v = (each.expand(-1, q.shape[1], -1, -1) for each in (k, v))
+        out: Tensor = self.o(self.mix(q, k, v).transpose(1, 2).flatten(2))
+        return out
+
+
+class OneKeyAndValue(OneKey):
+    both = True
+
+
+@pytest.mark.parametrize("kind", [OneKey, OneKeyAndValue])
+def test_keys_that_all_heads_share_stay(kind: Any) -> None:
+    heads = wrapped(kind)
+    small = heads.prune(mask={0: [0, 2]})
+    layer = small.layers[0]
+    assert [len(each.weight) for each in (layer.q, layer.k, layer.v)] == [2 * K, K, K if kind.both else 2 * K]
+    assert len(heads.score("magnitude")) == H
+    with torch.no_grad(), heads.closed({0: [0, 2]}) as closed:
+        torch.testing.assert_close(small(X), closed(X))
+    assert [head.head for head in wrapped_again(small).grid] == [1, 3]
+    emptied = heads.prune(mask={0: [0, 1, 2, 3]})
+    assert len(emptied.layers[0].k.weight) == K
 
 
 class Scaled(Attention):
