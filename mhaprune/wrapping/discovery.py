@@ -14,9 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
 from mhaprune.attention.layer import MultiHeadAttention
@@ -29,6 +27,7 @@ from mhaprune.wrapping.layouts import NOTHING, columns_of_heads, probe, reached,
 from mhaprune.wrapping.numbers import Followed, dimensions_of_heads
 from mhaprune.wrapping.replay import at_rest, is_linear
 from mhaprune.wrapping.softmaxes import Softmaxes, lengths_in
+from mhaprune.wrapping.weights_in_use import WeightsInUse
 
 UNREAD = "no linear module that is called reads what its heads say"
 MIXED = (
@@ -147,7 +146,7 @@ class _Trace:
         self.read: dict[str, Tensor] = {}
         """The last input of each linear module, by its path."""
         self.inside = False
-        self.followed = Followed()
+        self.followed = Followed(probe if seen is probe else None)
         self.given: dict[nn.Module, dict[int | str, Any]] = {}
         """The arguments of the last call of each module, by place or name."""
 
@@ -168,7 +167,7 @@ class _Trace:
                     stack.callback(handle.remove)
             stack.enter_context(attention_interface(self._of_interface))
             stack.enter_context(self.softmaxes)
-            stack.enter_context(_WeightsInUse(self))
+            stack.enter_context(WeightsInUse(self.paths, self.running, self._of_weight))
             stack.enter_context(AttentionCalls(self._of_call))
             yield
         self.overlooked |= dict.fromkeys(self.softmaxes.found, "")
@@ -202,6 +201,11 @@ class _Trace:
         leaf = self.seen(output.detach()).requires_grad_()
         self.leaves = [*self.leaves[-REMEMBERED:], (module, leaf)]
         return leaf.clone()  # what comes next may work in place
+
+    def _of_weight(self, module: nn.Module, x: Tensor, output: Tensor) -> Tensor:
+        self.read[self.paths[module]] = x
+        self._reads(module, x)
+        return self._leaf(module, (), output)
 
     def _of_interface(self, attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Any:
         found = self._begin(module, query, key, value)
@@ -266,7 +270,8 @@ class _Trace:
             *((found.rows, name, leaf) for name, leaf in leaves if name not in made),
             *((found.inputs, key, x) for key, x in inputs if x.requires_grad and not reached(x.sum(), heads)),
         ]
-        dims = dimensions_of_heads(computed, [x for *_, x in known])
+        dims, whole = dimensions_of_heads(computed, [x for *_, x in known])
+        self.whole = self.whole and whole
         for (where, name, x), dim in zip(known, dims, strict=True):
             if where is found.rows and dim == -1:
                 where[name] = Rows(name, neighbours(x.shape[-1], H))
@@ -298,7 +303,9 @@ class _Trace:
                     continue
                 context = leaf if found.heads_last else leaf.transpose(1, 2)
                 found.out, found.unusable = module, ""
-                if not is_linear(module):
+                if self.running[-1] is not module:
+                    found.unusable = "the weight of its W_O is handed to a function, the module must be called"
+                elif not is_linear(module):
                     found.unusable = f"its W_O is a {type(module).__name__}, must be a linear module"
                 elif x.numel() == context.numel() and torch.equal(x.detach().flatten(), context.detach().flatten()):
                     found.columns = neighbours(x.shape[-1], found.heads)
@@ -328,25 +335,3 @@ class _Trace:
         block = block_of(layer, self.paths[layer])
         rows: Any = {"query": block.query, "key": block.key, "value": block.value}
         self._add(_Found(caller, block.heads, block.of_kv, rows, out=out, columns=block.columns, unusable=""))
-
-
-class _WeightsInUse(TorchFunctionMode):
-    """A mode of torch in which a linear module is seen also if its weight is handed to `F.linear`, as with a joint
-    bias of parts."""
-
-    def __init__(self, trace: _Trace) -> None:
-        super().__init__()
-        self.trace = trace
-        self.modules: dict[Any, nn.Module] = {
-            module.weight: module for module in trace.paths if isinstance(module, nn.Linear)
-        }
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {}) if func is F.linear else {}
-        module = self.modules.get(given.get("weight"))
-        if module is None or self.trace.running[-1:] == [module]:
-            return func(*args, **(kwargs or {}))
-        bias = given.pop("bias", None)
-        self.trace.read[self.trace.paths[module]] = given["input"]
-        made = self.trace._leaf(module, (), func(**given))
-        return made if bias is None else made + bias

@@ -190,6 +190,29 @@ def test_rows_that_all_heads_read_stay() -> None:
         torch.testing.assert_close(small(X), closed(X))
 
 
+class Clamped(Attention):
+    """A temperature for each head, all of them above the largest that is allowed, as of Swin v2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(5 + torch.rand(H, 1, 1))
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
+        return (scores * self.temperature.clamp(max=4.6)).softmax(-1) @ v
+
+
+def test_numbers_of_heads_are_found_where_they_are_clamped() -> None:
+    heads = wrapped(Clamped)
+    before = heads.subject.model.layers[0].temperature
+    small = heads.prune(mask={0: [0, 2]})
+    assert torch.equal(small.layers[0].temperature, before[[1, 3]])
+    assert isinstance(before, nn.Parameter)
+    assert float(before.detach().min()) >= 5  # the trace put the user's own numbers back
+    with torch.no_grad(), heads.closed({0: [0, 2]}) as closed:
+        torch.testing.assert_close(small(X), closed(X))
+
+
 class OneKey(Attention):
     """Keys, or keys and values, of one head, which the code repeats for all."""
 
@@ -292,6 +315,12 @@ class Function(OneHead):
         return F.multi_head_attention_forward(y, y, y, D, H, joint, *more)[0].transpose(0, 1)
 
 
+class HandedOver(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (H, K)).transpose(1, 2) for each in self.projections())
+        return F.linear(self.mix(q, k, v).transpose(1, 2).flatten(2), self.o.weight, self.o.bias)
+
+
 class Convolved(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -325,6 +354,7 @@ UNUSUAL = {
     Pool: "weighs positions in another way",
     Function: "weighs positions in another way",
     Normed: "its heads are mixed before",
+    HandedOver: "the weight of its W_O is handed to a function, the module must be called",
     Convolved: "its W_O is a Conv1d, must be a linear module",
     by_jit: "is made by torch.jit, which shows nothing",
 }
