@@ -1,4 +1,4 @@
-"""Try mhaprune on tiny models of 99 families of transformers and on others: which of them can be cut, and is it right?
+"""Try mhaprune on tiny models of 125 families of transformers and on others: which of them can be cut, and is it right?
 
 `python scripts/families.py` tries all of families.yaml and tiny_models.py; `python scripts/families.py llama bloom`
 tries those. For each model, with eager and with fused attention where its class takes them:

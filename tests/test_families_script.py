@@ -178,7 +178,7 @@ def test_the_page_and_the_summary_count_what_was_found() -> None:
 
 @pytest.mark.slow
 def test_all_families_are_built_and_three_are_tried_in_processes_of_their_own(tmp_path: Path) -> None:
-    assert len(tiny_models.families()) == 99
+    assert len(tiny_models.families()) == 125
     for name, tiny in tiny_models.families().items():
         assert torch.isfinite(read_folders.outputs(tiny.make("eager"), tiny.batch())).all(), name
     done = run_script("families.py", "llama", "siglip_vision", "three maps", "--csv", str(tmp_path / "found.csv"))

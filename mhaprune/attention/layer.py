@@ -5,6 +5,7 @@ Dimensions: B = batch, T = queries, U = keys, D = embed_dim, H = heads, K = head
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, ClassVar
 
 import torch
@@ -220,19 +221,27 @@ class MultiHeadAttention(nn.Module):
     @torch.no_grad()
     def keep_heads(self, kept: Sequence[int]) -> None:
         """Remove all heads of the layer except `kept`, in place. `kept` holds the positions of heads in the layer, and
-        may be empty.
+        may be empty. Raises ValueError for a position that is not in the layer, or is there twice.
 
         Rows of W_Q, W_K and W_V and *columns* of W_O are cut; the bias of W_O stays, also without heads. Learned gates
         and mask are folded into W_O, so the layer has no gate any more. The new layer returns what the old layer
-        returned with the gates of the removed heads at 0.
+        returned with the gates of the removed heads at 0. Frozen weights stay frozen, and shared ones shared.
         """
+        if len({*kept} & {*range(self.num_heads)}) < len(kept):
+            raise ValueError(f"kept={list(kept)}: must be different numbers from 0 to {self.num_heads - 1}")
         rows = torch.arange(self.num_heads * self.head_dim, device=self.head_mask.device)
         rows = rows.unflatten(0, (-1, self.head_dim))[list(kept)].flatten()
+
+        @cache
+        def cut(weight: nn.Parameter) -> nn.Parameter:
+            return nn.Parameter(weight[rows], weight.requires_grad)
+
         for each in (self.q_proj, self.k_proj, self.v_proj):
-            each.weight, each.out_features = nn.Parameter(each.weight[rows]), len(rows)
+            each.weight, each.out_features = cut(each.weight), len(rows)
             if each.bias is not None:
-                each.bias = nn.Parameter(each.bias[rows])
-        self.out_proj.weight = nn.Parameter(self.effective_output().index_select(1, rows))
+                each.bias = cut(each.bias)
+        columns = self.effective_output().index_select(1, rows)
+        self.out_proj.weight = nn.Parameter(columns, self.out_proj.weight.requires_grad)
         del self.gate  # which may be a module
         self.out_proj.in_features, self.num_heads, self.gate = len(rows), len(kept), None
         self.head_mask = torch.ones_like(self.head_mask[: len(kept)])

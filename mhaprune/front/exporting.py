@@ -23,7 +23,7 @@ ALLOWED = 1e-3
 
 @checked
 @shown()
-def export(model: nn.Module, path: str | Path, batch: Any) -> float:
+def export(model: nn.Module, path: str | Path, batch: Any = None) -> float:
     """Write a model to a file that other runtimes read: `.onnx`, or `.pt2` for `torch.export.load`.
 
     The batch is a dict by names, a tuple of inputs or a tensor. Its examples may later be more or fewer, and longer or
@@ -34,6 +34,8 @@ def export(model: nn.Module, path: str | Path, batch: Any) -> float:
     >>> mhaprune.export(heads.prune(keep=3, by="magnitude"), "small.pt2", batches[0]) < 1e-6
     True
     """
+    if batch is None:
+        raise ValueError("batch=None: must be a dict by names, a tuple of inputs or a tensor")
     path = Path(path)
     if path.suffix not in (".onnx", ".pt2") or not path.parent.is_dir() or path.is_dir():
         raise ValueError(f"path={path}: must be a file that ends in .onnx or .pt2, in a folder that exists")

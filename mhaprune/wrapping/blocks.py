@@ -79,7 +79,8 @@ class AttentionBlock:
     """The name of the linear module that makes the values. It has as many heads as the module of the keys."""
     counts: Sequence[str] = ()
     """Names of attributes of the module that hold the number of heads, or the total width of all heads. The usual names
-    need not be given. `config.NAME` is for a layer that reads its sizes from its config."""
+    need not be given. `config.NAME` is for a layer that reads its sizes from its config, `..NAME` for an attribute of
+    the module around it."""
     columns: tuple[tuple[int, ...], ...] = ()
     """The input columns of W_O that read each head."""
     others: tuple[Rows, ...] = ()

@@ -11,23 +11,29 @@ Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value hea
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointError
 
 from mhaprune.attention.layer import MultiHeadAttention
+from mhaprune.wrapping.attributes import without_results
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, within
-from mhaprune.wrapping.hints import nothing_found
+from mhaprune.wrapping.cuts import Cut
+from mhaprune.wrapping.hints import nothing_found, why_uncut
 from mhaprune.wrapping.interception import Attend, AttentionCalls, attention_interface
+from mhaprune.wrapping.layouts import NOTHING, columns_of_heads, probe, reached, rows_of_heads
 from mhaprune.wrapping.numbers import Followed, dimensions_of_heads
-from mhaprune.wrapping.removal import Cut
 from mhaprune.wrapping.replay import at_rest, is_linear
+from mhaprune.wrapping.softmaxes import Softmaxes, lengths_in
+from mhaprune.wrapping.weights_in_use import WeightsInUse
 
-NOTHING = "made by no linear module"
-LORA = "adapted by LoRA; call merge_and_unload() on the model first"
+UNREAD = "no linear module that is called reads what its heads say"
+MIXED = (
+    "its heads are mixed before the first linear module that reads them, so they cannot be gated one by one (a norm"
+    " over all heads, or a W_O that is no linear module?)"
+)
 REMEMBERED = 32
 """Number of linear modules that are remembered, the most recently called ones. The source of queries, keys and values
 is searched among them."""
@@ -53,48 +59,66 @@ class _Found:
     """See `AttentionBlock.numbers`."""
     inputs: list[tuple[int | str, int]] = field(default_factory=list)
     """See `AttentionBlock.inputs`."""
+    unusable: str = UNREAD
+    """The reason why its heads cannot be gated one by one; empty if they can."""
 
 
-def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[AttentionBlock]:
-    """Return the blocks in the order in which `call` runs them. Raises `Unsupported`, naming module and reason.
+def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[list[AttentionBlock], list[str]]:
+    """Return the blocks in the order in which `call` runs them, and the paths of modules that attend in a way in which
+    no heads are found. Raises `Unsupported`, naming module and reason, if there is no block.
 
     Attention is found if it calls `F.scaled_dot_product_attention` or the attention interface of transformers, if it is
     two matrix products with a softmax between them, or if it is a `MultiHeadAttention`.
     """
-    for numbers in (True, False):
-        trace = _Trace(model)
-        try:
-            with torch.enable_grad(), at_rest(model), trace.watching(numbers):
-                call(model)
-            break
-        except RuntimeError:  # of code that takes no gradients with respect to its own tensors
-            if not numbers:
-                raise
+    trace = _traced(model, call)
+    if not trace.whole:
+        trace = _traced(model, call, probe)
     blocks: dict[str, AttentionBlock] = {}
     noted = Cut.of(model) or Cut()
     for found in trace.found:
         path = trace.paths[found.module]
-        if found.out is None:
-            raise Unsupported(
-                f"{path} ({type(found.module).__name__}): no linear module that is called reads what its heads say"
-            )
+        if found.out is None or found.unusable:
+            trace.overlooked.setdefault(path, found.unusable)
+            continue
         rows: dict[str, Any] = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
         facts: dict[str, Any] = {"columns": found.columns, "of_kv": found.of_kv, "cross": found.cross}
         facts["others"] = tuple(rows.pop(name) for name in sorted({*rows} - {"query", "key", "value"}))
         facts |= {"numbers": tuple(found.numbers), "inputs": tuple(found.inputs)}
         why_not = (f"its {'factor' if n == 'gate' else n} is {r}" for n, r in found.rows.items() if isinstance(r, str))
         facts["why_not"] = next(why_not, "")
-        if hasattr(model.get_submodule(trace.paths[found.out].rpartition(".")[0]), "lora_A"):
-            facts["why_not"] = f"its W_O is {LORA}"
+        made = [each.path for each in (*rows.values(), *facts["others"])]
+        facts["why_not"] = facts["why_not"] or why_uncut(model, [trace.paths[found.out], *made])
         facts["names"] = tuple(range(found.heads))
         block = AttentionBlock(path, trace.paths[found.out], found.heads, whole=True, **facts, **rows)
         if (again := blocks.get(path)) is None:
             blocks[path] = as_named(block, noted)
         elif again.out == block.out:  # of a shared layer, which is called again: the same heads
             blocks[path] = replace(again, calls=again.calls + 1)
+    overlooked = {path: why for path, why in trace.overlooked.items() if not any(within(path, each) for each in blocks)}
     if not blocks:
-        raise Unsupported(nothing_found(model, trace.read))
-    return list(blocks.values())
+        unusable = ((path, why) for path, why in overlooked.items() if why)
+        for path, why in unusable:
+            raise Unsupported(f"{path or 'model'} ({type(model.get_submodule(path)).__name__}): {why}")
+        raise Unsupported(nothing_found(model, trace.read, overlooked))
+    return list(blocks.values()), [path or type(model).__name__ for path in overlooked]
+
+
+def _traced(
+    model: nn.Module, call: Callable[[nn.Module], object], seen: Callable[[Tensor], Tensor] = Tensor.detach
+) -> "_Trace":
+    """Return what a call of the model shows. `seen` replaces the numbers of linear modules and heads."""
+    for numbers in (True, False):
+        trace = _Trace(model, seen)
+        try:
+            with torch.enable_grad(), at_rest(model), without_results(model), trace.watching(numbers):
+                call(model)
+            break
+        except CheckpointError:
+            raise Unsupported("model: computes parts again for gradients (checkpointing), which must be off") from None
+        except RuntimeError:  # of code that takes no gradients with respect to its own tensors
+            if not numbers:
+                raise
+    return trace
 
 
 def as_named(block: AttentionBlock, cut: Cut) -> AttentionBlock:
@@ -111,8 +135,13 @@ def as_named(block: AttentionBlock, cut: Cut) -> AttentionBlock:
 class _Trace:
     """A recorder of one call of the model: hooks, patches, and the attention calls that they found."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, seen: Callable[[Tensor], Tensor]) -> None:
+        self.model, self.seen = model, seen
+        self.whole = True
+        """False if gradients show fewer rows or columns of some heads than of others."""
+        self.overlooked: dict[str, str] = {}
+        """The paths of modules that attend in another way, each with the reason why it is not usable, or no text."""
+        self.softmaxes = Softmaxes(self._where)
         self.paths = {module: path for path, module in model.named_modules()}
         self.running: list[nn.Module] = []
         self.leaves: list[tuple[nn.Module, Tensor]] = []
@@ -120,7 +149,7 @@ class _Trace:
         self.read: dict[str, Tensor] = {}
         """The last input of each linear module, by its path."""
         self.inside = False
-        self.followed = Followed()
+        self.followed = Followed(probe if seen is probe else None)
         self.given: dict[nn.Module, dict[int | str, Any]] = {}
         """The arguments of the last call of each module, by place or name."""
 
@@ -134,12 +163,23 @@ class _Trace:
                 if is_linear(module):
                     handles.append(module.register_forward_hook(self._leaf))
                 handles.append(module.register_forward_hook(self._leave))
+                inner = any(within(path, other) for other in self.overlooked)
+                if isinstance(module, torch.jit.ScriptModule) and not inner:
+                    self.overlooked[path] = "is made by torch.jit, which shows nothing: wrap the module it was made of"
                 for handle in handles:
                     stack.callback(handle.remove)
             stack.enter_context(attention_interface(self._of_interface))
-            stack.enter_context(_WeightsInUse(self))
+            stack.enter_context(self.softmaxes)
+            stack.enter_context(WeightsInUse(self.paths, self.running, self._of_weight))
             stack.enter_context(AttentionCalls(self._of_call))
             yield
+        self.overlooked |= dict.fromkeys(self.softmaxes.found, "")
+
+    def _where(self) -> tuple[str | None, set[int]]:
+        if self.inside or not self.running:
+            return None, set()
+        read = [lengths_in(list(self.given.get(module, {}).values())) for module in self.running]
+        return self.paths[self.running[-1]], set().union(*read)
 
     def _enter(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self.running.append(module)
@@ -148,6 +188,8 @@ class _Trace:
                 self.read[self.paths[module]] = inputs[0]
                 self._reads(module, inputs[0])
             return None
+        if isinstance(module, nn.Conv1d | nn.Conv2d) and inputs:
+            self._reads(module, inputs[0])
         given = self.followed.given
         inputs, named = tuple(map(given, inputs)), {name: given(x) for name, x in named.items()}
         self.given[module] = dict(enumerate(inputs)) | named
@@ -159,9 +201,14 @@ class _Trace:
     def _leaf(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         if not isinstance(output, Tensor):  # a router, which returns more
             return output
-        leaf = output.detach().requires_grad_()
+        leaf = self.seen(output.detach()).requires_grad_()
         self.leaves = [*self.leaves[-REMEMBERED:], (module, leaf)]
         return leaf.clone()  # what comes next may work in place
+
+    def _of_weight(self, module: nn.Module, x: Tensor, output: Tensor) -> Tensor:
+        self.read[self.paths[module]] = x
+        self._reads(module, x)
+        return self._leaf(module, (), output)
 
     def _of_interface(self, attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Any:
         found = self._begin(module, query, key, value)
@@ -169,29 +216,44 @@ class _Trace:
         out, *others = attend(query.detach(), key.detach(), value.detach())
         self.inside = False
         self._find_numbers(found, [out.transpose(1, 2), query, key, value])
-        found.context, found.heads_last = out.detach().requires_grad_(), True  # (B, T, H, K)
+        found.context, found.heads_last = self.seen(out.detach()).requires_grad_(), True  # (B, T, H, K)
         return (found.context, *others)
 
     def _of_call(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
         if query.dim() == 3 and len(query) > 1:  # of one example, so that only heads are in this dimension
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))
             return self._of_call(lambda *each: attend(*(x[0] for x in each))[None], query, key, value, options)[0]
-        if self.inside or query.dim() != 4 or not self.running:
+        if self.inside or not self.running:
+            return attend(query, key, value)
+        if "weights" in options:
+            self.softmaxes.known(options["weights"])
+        if query.dim() != 4:
+            self.overlooked[self.paths[self.running[-1]]] = ""
             return attend(query, key, value)
         found = self._begin(self.running[-1], query, key, value)
         out = attend(query.detach(), key.detach(), value.detach())
         self._find_numbers(found, [out, query, key, value])
-        found.context = out.detach().requires_grad_()  # (B, H, T, K)
+        found.context = self.seen(out.detach()).requires_grad_()  # (B, H, T, K)
         return found.context.clone()
 
     def _begin(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> _Found:
         H, G = query.shape[1], key.shape[1]
         of_kv = getattr(module, "kept_of_kv", None) or [h * G // H for h in range(H)]
-        rows = {"query": self._source(query), "key": self._source(key), "value": self._source(value)}
-        return self._add(_Found(module, H, tuple(of_kv), rows))
+        rows = self._sources("query", query, H) | self._sources("key", key, H) | self._sources("value", value, H)
+        once = [name for name in rows if isinstance(made := rows[name], Rows) and len(made.heads) == 1 < G]
+        if once == ["key", "value"]:
+            of_kv = [0] * H
+        for name in once if len(once) < 2 else ():
+            made = cast("Rows", rows[name])
+            rows[name] = replace(made, heads=((),) * G) if name == "key" else f"made once for all heads by {made.path}"
+        found = _Found(module, H, tuple(of_kv), rows)
+        if not torch.is_grad_enabled():
+            found.unusable = "runs without gradients (no_grad, or checkpointing, which must be off)"
+        return self._add(found)
 
     def _add(self, found: _Found) -> _Found:
-        made = [self.read.get(rows.path) for rows in found.rows.values() if isinstance(rows, Rows)]
+        sources = [found.rows.get(name) for name in ("query", "key", "value")]
+        made = [self.read.get(rows.path) for rows in sources if isinstance(rows, Rows)]
         found.cross = len(made) == 3 and made[0] is not None and any(x is not made[0] for x in made)
         self.found.append(found)
         return found
@@ -201,54 +263,34 @@ class _Trace:
         modules in it, and its arguments."""
         H, path, given = found.heads, self.paths[found.module], self.given.get(found.module, {})
         made = {rows.path for rows in found.rows.values() if isinstance(rows, Rows)}
+        noted = {*dict(found.numbers), *dict(found.inputs)}
         leaves = [(self.paths[module], leaf) for module, leaf in self.leaves if within(self.paths[module], path)]
         heads = [(module, leaf) for module, leaf in self.leaves if self.paths[module] in made]
-        inputs = ((key, x) for key, x in given.items() if isinstance(x, Tensor) and x.requires_grad and H in x.shape)
+        inputs = ((key, x) for key, x in given.items() if key not in noted and isinstance(x, Tensor) and H in x.shape)
+        stored = self.followed.stored.items()
         known: list[tuple[Any, Any, Tensor]] = [
-            *((found.numbers, name, x) for name, x in self.followed.stored.items() if within(name, path)),
+            *((found.numbers, name, x) for name, x in stored if within(name, path) and name not in noted),
             *((found.rows, name, leaf) for name, leaf in leaves if name not in made),
-            *((found.inputs, key, x) for key, x in inputs if not self._reached(x.sum(), heads)),
+            *((found.inputs, key, x) for key, x in inputs if x.requires_grad and not reached(x.sum(), heads)),
         ]
-        dims = dimensions_of_heads(computed, [x for *_, x in known])
+        dims, whole = dimensions_of_heads(computed, [x for *_, x in known])
+        self.whole = self.whole and whole
         for (where, name, x), dim in zip(known, dims, strict=True):
             if where is found.rows and dim == -1:
                 where[name] = Rows(name, neighbours(x.shape[-1], H))
             elif dim is not None and (where is found.numbers or (where is found.inputs and x.shape[dim] == H)):
                 where.append((name, dim))
 
-    def _source(self, heads: Tensor) -> Rows | str:
-        """Return the linear module that made these heads, (B, heads, T, K), with the rows of each head; or the reason
-        why there is none."""
-        draw = torch.Generator().manual_seed(0)  # of our own: the model may draw numbers too
-        weights = torch.rand(heads.shape, generator=draw).to(heads) + 0.5  # without them, parts could cancel
-        made = self._reached((heads * weights).sum(), self.leaves) if heads.requires_grad else []
-        rows: dict[nn.Module, list[tuple[int, ...]]] = {}
-        for h in range(heads.shape[1]) if made else ():
-            leaves = [(module, leaf) for module, leaf, _ in made]
-            for module, _, gradient in self._reached((heads[:, h] * weights[:, h]).sum(), leaves):
-                columns = gradient.flatten(0, -2).abs().amax(0).nonzero().flatten().tolist()
-                rows.setdefault(module, []).append(tuple(columns))
-        sources = {self.paths[module]: each for module, each in rows.items() if any(each)}
-        if not sources:
-            return NOTHING
-        if any("lora_" in path for path in sources):
-            return LORA
-        if len(sources) > 1:
-            return f"made by {len(sources)} linear modules, {', '.join(sources)}"
-        ((path, each),) = sources.items()
-        if len({row for head in each for row in head}) != sum(map(len, each)):
-            shared = 1 < len(set(each)) < len(each)
-            return f"made once for several heads by {path}" if shared else f"mixed from the heads of {path} (a norm?)"
-        return Rows(path, tuple(each))
-
-    @staticmethod
-    def _reached(number: Tensor, leaves: Sequence[tuple[nn.Module, Tensor]]) -> list[tuple[nn.Module, Tensor, Tensor]]:
-        """Return the leaves that a number depends on, each with its module before it and its gradient after it."""
-        gradients = torch.autograd.grad(
-            number, [leaf for _, leaf in leaves] or [number], retain_graph=True, allow_unused=True
-        )
-        pairs = zip(leaves, gradients, strict=False)
-        return [(module, leaf, gradient) for (module, leaf), gradient in pairs if gradient is not None]
+    def _sources(self, name: str, heads: Tensor, H: int) -> dict[str, Rows | str]:
+        """Return the rows of the linear modules that made these heads, (B, heads, T, K), or the reason why there are
+        none, by `name` and, of further modules, by longer names."""
+        found, whole = rows_of_heads(heads, self.leaves, self.paths)
+        self.whole = self.whole and whole
+        if isinstance(found, str):
+            return {name: found}
+        if len(found) > 1 and heads.shape[1] != H:
+            return {name: f"made by {len(found)} linear modules, {', '.join(rows.path for rows in found)}"}
+        return {name if n == 0 else f"{name} of {rows.path}": rows for n, rows in enumerate(found)}
 
     def _reads(self, module: nn.Module, x: Any) -> None:
         """If the input of this linear module comes from the heads of a block, record the module as the W_O of that
@@ -263,15 +305,29 @@ class _Trace:
                 if reached is None:
                     continue
                 context = leaf if found.heads_last else leaf.transpose(1, 2)
-                if x.numel() == context.numel() and torch.equal(x.detach().flatten(), context.detach().flatten()):
+                found.out, found.unusable = module, ""
+                if self.running[-1] is not module:
+                    found.unusable = "the weight of its W_O is handed to a function, the module must be called"
+                elif not is_linear(module):
+                    found.unusable = f"its W_O is a {type(module).__name__}, must be a linear module"
+                elif x.numel() == context.numel() and torch.equal(x.detach().flatten(), context.detach().flatten()):
                     found.columns = neighbours(x.shape[-1], found.heads)
                 else:
-                    found.columns = self._columns(x, leaf, found)
-                found.out = module
-                by_head = [x[..., list(columns)] for columns in found.columns]
-                gate = self._source(torch.stack(by_head, dim=1))
-                if gate != NOTHING:
-                    found.rows["gate"] = gate
+                    found.columns, whole = columns_of_heads(x, leaf, found.heads_last)
+                    self.whole = self.whole and whole
+                    found.unusable = self._unusable(found.columns)
+                if not found.unusable:
+                    by_head = [x[..., list(columns)] for columns in found.columns]
+                    gated = torch.stack(by_head, dim=1)
+                    gates = self._sources("gate", gated, found.heads)
+                    found.rows |= {name: rows for name, rows in gates.items() if rows != NOTHING}
+                    self._find_numbers(found, [gated])
+
+    @staticmethod
+    def _unusable(columns: Sequence[Sequence[int]]) -> str:
+        if len({column for of_head in columns for column in of_head}) != sum(map(len, columns)):
+            return MIXED
+        return "W_O reads unequal numbers of columns of its heads" if len({*map(len, columns)}) > 1 else ""
 
     def _own(self, layer: MultiHeadAttention, out: nn.Module) -> None:
         """Record a `MultiHeadAttention`, whose layout is known. If a module that contains it calls its output
@@ -281,41 +337,4 @@ class _Trace:
         self.found = [found for found in self.found if found.module not in inside or found.out is not None]
         block = block_of(layer, self.paths[layer])
         rows: Any = {"query": block.query, "key": block.key, "value": block.value}
-        self._add(_Found(caller, block.heads, block.of_kv, rows, out=out, columns=block.columns))
-
-    def _columns(self, x: Tensor, leaf: Tensor, found: _Found) -> tuple[tuple[int, ...], ...]:
-        """Return, for each head, the columns of x that depend on it, found by a gradient for each column."""
-        of_head: list[list[int]] = [[] for _ in range(found.heads)]
-        other = (0, 1, 3) if found.heads_last else (0, 2, 3)
-        for column in range(x.shape[-1]):
-            (gradient,) = torch.autograd.grad(x[..., column].sum(), leaf, retain_graph=True)
-            for h in gradient.abs().sum(other).nonzero().flatten().tolist():
-                of_head[h].append(column)
-        if len({column for columns in of_head for column in columns}) != sum(map(len, of_head)):
-            raise Unsupported(
-                f"{self.paths[found.module]}: its heads are mixed before the first linear module that reads them, so"
-                " they cannot be gated one by one (a norm over all heads, or a W_O that is no linear module?)"
-            )
-        return tuple(map(tuple, of_head))
-
-
-class _WeightsInUse(TorchFunctionMode):
-    """A mode of torch in which a linear module is seen also if its weight is handed to `F.linear`, as with a joint
-    bias of parts."""
-
-    def __init__(self, trace: _Trace) -> None:
-        super().__init__()
-        self.trace = trace
-        self.modules: dict[Any, nn.Module] = {
-            module.weight: module for module in trace.paths if isinstance(module, nn.Linear)
-        }
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {}) if func is F.linear else {}
-        module = self.modules.get(given.get("weight"))
-        if module is None or self.trace.running[-1:] == [module]:
-            return func(*args, **(kwargs or {}))
-        bias = given.pop("bias", None)
-        self.trace.read[self.trace.paths[module]] = given["input"]
-        made = self.trace._leaf(module, (), func(**given))
-        return made if bias is None else made + bias
+        self._add(_Found(caller, block.heads, block.of_kv, rows, out=out, columns=block.columns, unusable=""))

@@ -9,17 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.wrapping.blocks import AttentionBlock, Unsupported, within
+from mhaprune.wrapping.layouts import LORA
 from mhaprune.wrapping.replay import at_rest, is_linear, mapped, tensors_in
 
 OUT = ("out_proj", "o_proj", "to_out", "out", "c_proj", "dense", "wo", "proj", "fc_o", "o")
 """Usual names of W_O."""
 
 
-def unseen(model: nn.Module, blocks: Sequence[AttentionBlock]) -> list[str]:
-    """Return the paths of modules that are attention by name or class but belong to no block."""
-
+def unseen(model: nn.Module, blocks: Sequence[AttentionBlock], overlooked: Collection[str] = ()) -> list[str]:
+    """Return the paths of modules that belong to no block: those that were seen to attend, and those that are attention
+    by name or class."""
     found = [block.path for block in blocks]
     left = [path for path, _ in _named_attention(model) if not any(within(path, f) or within(f, path) for f in found)]
+    left = list(dict.fromkeys([*left, *overlooked]))
     return [path for path in left if not any(other != path and within(other, path) for other in left)]
 
 
@@ -32,9 +34,10 @@ def _named_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
-def nothing_found(model: nn.Module, called: Collection[str]) -> str:
+def nothing_found(model: nn.Module, called: Collection[str], overlooked: Collection[str] = ()) -> str:
     """Return the error message for a model without attention, with an example of `blocks=` filled in as far as
-    possible. `called` are the paths of the linear modules that are called."""
+    possible. `called` are the paths of the linear modules that are called, `overlooked` those of modules that weigh
+    positions in another way."""
     named = dict(_named_attention(model))
     linear = {
         path: [name for name, part in module.named_modules() if name and is_linear(part)]
@@ -48,8 +51,11 @@ def nothing_found(model: nn.Module, called: Collection[str]) -> str:
     message = (
         f"{type(model).__name__}: no attention found: no call of F.scaled_dot_product_attention, of the attention"
         " interface of transformers or of nn.MultiheadAttention, and no softmax between two products by bmm, or by"
-        " matmul of four dimensions. Name the blocks by hand"
+        " matmul of four dimensions. "
     )
+    if overlooked:
+        message += f"{', '.join(path or 'the model' for path in overlooked)}: weighs positions in another way. "
+    message += "Name the blocks by hand"
     if not inner:
         return f'{message}: blocks=[AttentionBlock("PATH", out="NAME OF W_O", heads=NUMBER)]'
     out = linear[inner[-1]][-1]
@@ -64,6 +70,20 @@ def _heads_named(module: nn.Module) -> str:
     """Return the number of heads that an attribute of a module holds, as a text; NUMBER if there is none."""
     kept = (item for part in module.modules() for item in vars(part).items())
     return next((str(value) for name, value in kept if "heads" in name and isinstance(value, int)), "NUMBER")
+
+
+def why_uncut(model: nn.Module, paths: Sequence[str]) -> str:
+    """Return the reason why one of these linear modules cannot be cut; an empty text if all can."""
+    for path in paths:
+        module, parent = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
+        if hasattr(parent, "lora_A"):
+            return f"{path} is {LORA}"
+        if not isinstance(vars(module)["_parameters"].get("weight"), Tensor):
+            return (
+                f"the weight of {path} is computed from others; make it plain first, by remove_parametrizations or"
+                " remove_weight_norm of torch.nn.utils, or by prune.remove"
+            )
+    return ""
 
 
 def check_attention(model: nn.Module, blocks: Sequence[AttentionBlock], call: Callable[[], object]) -> None:

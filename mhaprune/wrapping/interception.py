@@ -70,11 +70,10 @@ def _are_weights(scores: Tensor) -> bool:
 def attention_interface(through: Callable[[Attend, nn.Module, Tensor, Tensor, Tensor], Any]) -> Iterator[None]:
     """Make every call of the attention interface of transformers call `through(attend, module, query, key, value)`
     instead. No config is changed."""
-    if "transformers" not in sys.modules:  # then the model is none of its own, and importing it takes seconds
+    modeling_utils = sys.modules.get("transformers.modeling_utils")
+    if modeling_utils is None:  # then the model is none of its own, and importing it takes seconds, or fails
         yield
         return
-    from transformers import modeling_utils
-
     interface: Any = modeling_utils.AttentionInterface
     original = interface.get_interface
 

@@ -10,7 +10,8 @@ from torch import nn
 from mhaprune.measure.outcomes import check_weights_finite
 from mhaprune.settings.refusals import foreign
 from mhaprune.storage.store import write_bytes, write_json
-from mhaprune.wrapping.removal import Cut, copied, keep_heads
+from mhaprune.wrapping.cuts import Cut
+from mhaprune.wrapping.removal import copied, keep_heads
 from mhaprune.wrapping.reshaping import give_shapes
 from mhaprune.wrapping.torch_nn import converted
 

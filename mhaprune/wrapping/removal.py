@@ -6,18 +6,19 @@ Dimensions: H = query heads of a block, K = head_dim.
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import partial, reduce
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
+from mhaprune.wrapping.attributes import HELD
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, weight_of, within
-from mhaprune.wrapping.reshaping import UNEVEN, finish, keep_numbers, pairs, store
+from mhaprune.wrapping.cuts import Cut
+from mhaprune.wrapping.replay import mapped
+from mhaprune.wrapping.reshaping import UNEVEN, keep_numbers, pairs, register, store, tie, ties
 from mhaprune.wrapping.torch_nn import TorchAttention
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
@@ -27,97 +28,6 @@ WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim")
 MORE_COUNTS = (("head",), ("head", "embed", "hidden", "inner", "dim", "width"))
 """Two lists of words. An attribute with one of them in its name may hold a number of heads, or their width. The first
 list is tried first."""
-VERSION = 1
-"""The version of the note that a removal leaves in a config."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A description of a removal in plain values. A freshly built model can be cut to the same shapes by it."""
-
-    shapes: dict[str, list[int]] = field(default_factory=dict)
-    """The new shape of the weight of each linear module that was cut, and of each parameter with a number per head."""
-    attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The attributes that were set, by the path of the module."""
-    heads: dict[str, list[int]] = field(default_factory=dict)
-    """The heads that are left in each attention module, by their numbers in the model before any removal."""
-    version: int = VERSION
-    """The version of this description."""
-
-    @classmethod
-    def of(cls, model: nn.Module) -> Cut | None:
-        """Return the description of all removals that a model and its parts have had, read from the notes that `noted`
-        made; None if there were none.
-
-        Raises `Unsupported` if this version cannot read a description.
-        """
-        found: dict[str, Cut] = {}
-        for path, module in model.named_modules():
-            noted = vars(module).get("mhaprune")
-            if noted is None and isinstance(module, _pretrained_class()):
-                noted = getattr(module.config, "mhaprune", None)
-            if noted is not None and not any(within(path, outer) for outer in found):
-                found[path] = cls.read(noted)._renamed(partial(_inside, path))
-        return reduce(cls.then, found.values()) if found else None
-
-    @classmethod
-    def read(cls, noted: Any) -> Cut:
-        """Return the description from plain values; raises as `of` does."""
-        version = noted.get("version") if isinstance(noted, dict) else None
-        if version != VERSION or set(noted) != {each.name for each in fields(cls)}:
-            raise Unsupported(f"config.mhaprune: is of version {version}, this mhaprune reads {VERSION}")
-        cut = cls(**noted)
-        items = [item for each in cut.attributes.values() for item in each.items()]
-        named = [value for name, value in items if value is not None and name != "inputs_of_heads"]
-        numbers = [*named, *cut.shapes.values(), *cut.heads.values()]
-        if not all(isinstance(n, int) for each in numbers for n in (each if isinstance(each, list) else [each])):
-            raise Unsupported("config.mhaprune: must hold numbers")
-        return cut
-
-    def then(self, later: Cut) -> Cut:
-        """Return this removal and a later one as one description."""
-        attributes = {
-            path: self.attributes.get(path, {}) | later.attributes.get(path, {})
-            for path in {**self.attributes, **later.attributes}
-        }
-        return Cut(self.shapes | later.shapes, attributes, self.heads | later.heads)
-
-    def noted(self, model: nn.Module) -> None:
-        """Apply the attributes, and leave this description for `of`: in the config of transformers, which is saved with
-        the weights, or on another model itself."""
-        path, part = pretrained_in(model)
-        total = (Cut.of(model) or Cut()).then(self)
-        if part is None or not all(within(name, path) for name in (*total.shapes, *total.heads)):
-            finish(model, self.attributes)
-            model.mhaprune = vars(total)  # type: ignore[assignment]
-            return
-        inside = len(path) + 1 if path else 0
-        finish(part, self._renamed(lambda name: name[inside:]).attributes)
-        part.config.mhaprune = vars(total._renamed(lambda name: name[inside:]))
-
-    def _renamed(self, name: Callable[[str], str]) -> Cut:
-        """Return the description with other paths."""
-        parts: Any = ({name(path): each for path, each in part.items()} for part in list(vars(self).values())[:3])
-        return Cut(*parts)
-
-
-def _inside(path: str, name: str) -> str:
-    return f"{path}.{name}" if path and name else path or name
-
-
-def _pretrained_class() -> Any:
-    return getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", ())
-
-
-def pretrained_in(model: nn.Module) -> tuple[str, Any]:
-    """Return the path and the module of the model of transformers that a model is or holds; "" and None if it holds
-    none, or more than one."""
-    kind = _pretrained_class()
-    found: list[tuple[str, Any]] = []
-    for path, module in model.named_modules():
-        if isinstance(module, kind) and not any(within(path, outer) for outer, _ in found):
-            found.append((path, module))
-    return found[0] if len(found) == 1 else ("", None)
 
 
 def keep_heads(model: nn.Module, path: str, kept: Sequence[int]) -> None:
@@ -129,10 +39,6 @@ def keep_heads(model: nn.Module, path: str, kept: Sequence[int]) -> None:
         parent.names = tuple(parent.names[h] for h in kept)
 
 
-HELD = {name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)}
-"""Names of the dictionaries that every module has, most of them empty: tensors, children, hooks."""
-
-
 def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """Return a copy of a module that shares no weights. The result equals that of `copy.deepcopy`, in a fifth of the
     time. A run makes hundreds of copies."""
@@ -140,12 +46,16 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     if id(module) in memo:
         known: nn.Module = memo[id(module)]
         return known
+    if isinstance(module, torch.jit.ScriptModule):
+        return copy.deepcopy(module, memo)
     memo[id(module)] = twin = type(module).__new__(type(module))
     for name, value in vars(module).items():
         if name == "_modules":
             mine: Any = {key: None if child is None else copied(child, memo) for key, child in value.items()}
         else:
-            mine = value.copy() if name in HELD and not value else copy.deepcopy(value, memo)
+            # Only leaves of a graph can be copied; others, such as attention weights, are results of a call.
+            leaves = value if name in HELD else mapped(value, lambda x: x if x.is_leaf else x.detach())
+            mine = value.copy() if name in HELD and not value else copy.deepcopy(leaves, memo)
         object.__setattr__(twin, name, mine)  # one by one: so they are faster to look up in every later call
     return twin
 
@@ -157,8 +67,8 @@ def in_double(module: nn.Module, of: nn.Module) -> nn.Module:
     # The eager attention of transformers takes its softmax in float32, whatever the model computes in.
     for config in (getattr(part, "config", None) for part in module.modules() if getattr(of, "_supports_sdpa", False)):
         name = getattr(config, "_attn_implementation", None)
-        if name in ("eager", UNEVEN[1]):
-            config._attn_implementation = "sdpa" if name == "eager" else UNEVEN[0]  # type: ignore[union-attr]
+        if name in ("eager", f"{UNEVEN}eager"):
+            config._attn_implementation = "sdpa" if name == "eager" else register("sdpa")  # type: ignore[union-attr]
     return module
 
 
@@ -179,6 +89,7 @@ def remove_heads(
     """
     tensors = (*model.parameters(), *model.buffers()) if shared else ()
     model = copied(model, {id(tensor): tensor for tensor in tensors})
+    tied = ties(model)
     left, cut = [], Cut()
     generic: list[tuple[AttentionBlock, list[int]]] = []
     for block, keep in zip(blocks, kept, strict=True):
@@ -211,18 +122,33 @@ def remove_heads(
         resize(out, columns=[column for h in stay for column in block.columns[h]] + others)
         if not keep:
             weight_of(out).data[:, : len(block.columns[0])] = 0
+            cut.attributes[block.out] = {"silent_columns": len(block.columns[0])}
         cut.shapes[block.out] = list(out.weight.shape)
         attention: Any = model.get_submodule(block.path)
         for path, dim in () if _shares_its_bias(attention) else block.numbers:
             cut.shapes[path] = list(keep_numbers(model, path, stay, dim, block.heads).shape)
         cut.heads[block.path] = [block.names[h] for h in keep]
         cut.attributes[block.path] = _attributes(attention, block, stay)
+        for path, values in _around(model, block, stay).items():
+            cut.attributes[path] = cut.attributes.get(path, {}) | values
         if block.translated:
             made = [widths[rows.path] for rows in (block.query, block.key, block.value) if isinstance(rows, Rows)]
             cut.attributes[block.path]["sizes_of_heads"] = _sizes(attention, block, stay, made)
+    if not shared:
+        _keep_ties(model, tied)
     if cut.heads:
         cut.noted(model)
     return model, left
+
+
+def _keep_ties(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
+    """Make parameters that were one before a removal one again. Raises `Unsupported` if they differ now."""
+    for names in tied:
+        first, *others = map(model.get_parameter, names)
+        for name, other in zip(names[1:], others, strict=True):
+            if other is not first and not (other.shape == first.shape and torch.equal(other, first)):
+                raise Unsupported(f"{names[0]} and {name}: are one weight, remove the same heads from both")
+    tie(model, tied)
 
 
 def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int] | None = None) -> None:
@@ -311,6 +237,20 @@ def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]
     return attributes
 
 
+def _around(model: nn.Module, block: AttentionBlock, keep: Sequence[int]) -> dict[str, dict[str, int]]:
+    """Return the attributes of modules around an attention module that must change with its heads, by their path."""
+    H, K = block.heads, block.head_dim
+    now = {H: len(keep), H * K: len(keep) * K}
+    found: dict[str, dict[str, int]] = {}
+    for name in block.counts:
+        path = block.path
+        while name.startswith(".."):
+            path, name = path.rpartition(".")[0], name[2:]
+        if path != block.path and (value := _number(model.get_submodule(path), name)) in now:
+            found.setdefault(path, {})[name] = now[value]
+    return found
+
+
 def _sizes(
     attention: nn.Module, block: AttentionBlock, keep: Sequence[int], made: Sequence[tuple[int, int]]
 ) -> list[int]:
@@ -340,12 +280,17 @@ def _number(attention: nn.Module, name: str) -> int | None:
 
 def with_more_counts(model: nn.Module, block: AttentionBlock, words: Sequence[str]) -> AttentionBlock:
     """Return the block with the names of more attributes that may count heads, or hold their width: those of its config
-    and those that contain one of these words.
+    and those that contain one of these words, also in the modules around it up to the one that holds W_O.
 
     By its value alone an integer can be taken for such a number by mistake, so this is for models that do not run
     otherwise, and the proofs decide.
     """
-    attention = model.get_submodule(block.path)
-    sized = [name for name in vars(attention) if any(word in name for word in words) and "head_dim" not in name]
+    attention, path, names, up = model.get_submodule(block.path), block.path, list[str](), ""
+    while True:
+        named = (name for name in vars(model.get_submodule(path)) if any(word in name for word in words))
+        names += [up + name for name in named if "head_dim" not in name]
+        if within(block.out, path):
+            break
+        path, up = path.rpartition(".")[0], f"..{up}"
     config = [f"config.{name}" for name in (*COUNTS, "num_key_value_heads")] if hasattr(attention, "config") else []
-    return replace(block, counts=(*block.counts, *sized, *config))
+    return replace(block, counts=(*block.counts, *names, *config))

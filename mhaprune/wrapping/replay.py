@@ -16,16 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhaprune.wrapping.attributes import without_results
+
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
     """Put the model in evaluation mode, without gradients of weights, without a key-value cache and without compiled
-    code; restore it at the end."""
+    code; restore it at the end, with the attributes of its modules."""
     config = getattr(model, "config", None)
     owners: list[tuple[str, Any]] = [("training", module) for module in model.modules()]
     if torch.is_grad_enabled():
         owners += [("requires_grad", parameter) for parameter in model.parameters()]
-    with switched_off([*owners, ("use_cache", config)]), eager():
+    with without_results(model), switched_off([*owners, ("use_cache", config)]), eager():
         yield
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-UNEVEN = ("mhaprune_uneven", "mhaprune_uneven_eager")
-"""The names of the attention for layers that lost heads unevenly: fused, and for models that have no fused one."""
+UNEVEN = "mhaprune_uneven_"
+"""The begin of the names of the attention for layers that lost heads unevenly. The name of the attention that then
+computes follows."""
 
 VIEWS = {Tensor.view, Tensor.reshape, torch.reshape}
 SPLITS = {Tensor.split, torch.split}
@@ -33,6 +35,7 @@ def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[
 def give_shapes(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[str, Mapping[str, Any]]) -> None:
     """Give weights, by the path of their linear module or their own, these smaller shapes, in place. Those of linear
     modules are not filled."""
+    tied = ties(model)
     for path, shape in shapes.items():
         owner, _, name = path.rpartition(".")
         module = getattr(model.get_submodule(owner), name)
@@ -46,6 +49,25 @@ def give_shapes(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Map
         outputs = shape[0] if isinstance(module, nn.Linear) else shape[1]
         bias = None if module.bias is None else module.bias.new_empty(outputs)
         store(module, module.weight.new_empty(tuple(shape)), bias)
+    tie(model, tied)
+
+
+def ties(model: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [several for several in names.values() if len(several) > 1]
+
+
+def tie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
+    """Make parameters one again, in place, if they were cut to the same shape."""
+    for first, *others in tied:
+        parameter = model.get_parameter(first)
+        for path in others:
+            owner, _, name = path.rpartition(".")
+            if model.get_parameter(path).shape == parameter.shape:
+                setattr(model.get_submodule(owner), name, parameter)
 
 
 def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
@@ -57,44 +79,89 @@ def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
         for name, value in values.items():
             owner = module.config if name.startswith("config.") else module
             name = name.removeprefix("config.")
-            if not isinstance(getattr(owner, name, value), int | list | None):
+            if not isinstance(getattr(owner, name, value), int | float | list | None):
                 raise ValueError(f"config.mhaprune: {path}.{name} counts no heads")
             setattr(owner, name, value)
         if "inputs_of_heads" in values or "sizes_of_heads" in values:
             sizes = getattr(module, "sizes_of_heads", None)
-            module.forward = partial(forward_of_fewer_heads, module, sizes and Sizes(dict(pairs(sizes))))
-    uneven = [path for path, values in attributes.items() if "kept_of_kv" in values or "kept_heads" in values]
-    if uneven:
-        register()
-    for part in {part: None for path in uneven for part in _with_attention(model, path)}:
-        part.set_attn_implementation = partial(switch_attention, part)
-        eager = getattr(part.config, "_attn_implementation", None) in ("eager", UNEVEN[1])
-        part.set_attn_implementation(UNEVEN[eager or not getattr(part, "_supports_sdpa", True)])
+            surround(module, forward_of_fewer_heads, sizes and Sizes(dict(pairs(sizes))))
+        if "silent_columns" in values:
+            surround(module, forward_without_silent)
+        if "kept_of_kv" in values or "kept_heads" in values:
+            attend_unevenly(model, path)
 
 
-def _with_attention(model: Any, path: str) -> list[Any]:
-    """Return the models of transformers that hold the module at `path`, the outermost first."""
-    parts = ((place, part) for place, part in model.named_modules() if hasattr(part, "set_attn_implementation"))
-    if not (found := [part for place, part in parts if path.startswith(f"{place}." if place else "")]):
+def surround(module: Any, function: Any, *facts: Any) -> None:
+    """Make each call of a module a call of this function, which is given the module and its forward so far."""
+    inner = vars(module).get("forward") or Forward(module)
+    if isinstance(inner, partial) and inner.func.__name__ == function.__name__:  # of an earlier removal
+        inner = inner.args[1]
+    module.forward = partial(function, module, inner, *facts)
+
+
+class Forward:
+    """The forward of the class of a module."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return type(self.module).forward(self.module, *arguments, **named)
+
+
+def forward_without_silent(module: Any, inner: Any, x: Tensor) -> Any:
+    """Call W_O of a layer without heads. It reads zeros from the silent head, so no training can wake it."""
+    return inner(nn.functional.pad(x[..., module.silent_columns :], (module.silent_columns, 0)))
+
+
+def attend_unevenly(model: Any, path: str) -> None:
+    """Make the attention module at `path` compute by `attend`, with the same kind of attention as before."""
+    parts = [part for place, part in model.named_modules() if path.startswith(f"{place}." if place else "")]
+    if not (parts := [part for part in parts if hasattr(part, "set_attn_implementation")]):
         raise ValueError(f"{path}: loses heads unevenly, which only a model of transformers can")
-    return found
+    config = getattr(model.get_submodule(path), "config", parts[-1].config)
+    kind = str(config._attn_implementation or "eager").removeprefix(UNEVEN)
+    if not can_be_uneven(kind):
+        warnings.warn(f"attn_implementation={kind}: is now sdpa, as heads were removed unevenly", stacklevel=2)
+        kind = "sdpa"
+    for part in parts:
+        part.set_attn_implementation = Switch(part, kind)
+    config._attn_implementation = register(kind)
 
 
-def switch_attention(part: Any, attn_implementation: Any, **_: Any) -> None:
-    """Switch a model that lost heads unevenly to fused or eager attention, in the form that `attend` computes. This
-    replaces the `set_attn_implementation` of the model."""
-    plain = ("sdpa", "eager")
-    if attn_implementation not in (*plain, *UNEVEN):
-        allowed = "must be sdpa or eager, as heads were removed unevenly"
-        raise ValueError(f"attn_implementation={attn_implementation}: {allowed}")
-    if attn_implementation in plain:
-        part.get_correct_attn_implementation(attn_implementation)  # raises if the model has none of this kind
-        attn_implementation = UNEVEN[plain.index(attn_implementation)]
-    type(part).set_attn_implementation(part, attn_implementation)
-    modules = [module for module in part.modules() if hasattr(getattr(module, "config", None), "_attn_implementation")]
-    shared = {id(module.config) for module in modules if hasattr(module, "set_attn_implementation")}
-    for config in (module.config for module in modules if id(module.config) not in shared):
-        config._attn_implementation = attn_implementation  # of a single layer, see `finish`
+def can_be_uneven(kind: str) -> bool:
+    """Return whether `attend` can compute by this attention: fused, eager, or a function of the user's."""
+    from transformers import AttentionInterface
+
+    function = AttentionInterface().get(kind)
+    own = function is not None and not getattr(function, "__module__", "").startswith("transformers.")
+    return kind in ("sdpa", "eager") or (own and "/" not in kind)
+
+
+class Switch:
+    """The `set_attn_implementation` of a model that lost heads unevenly: it switches to another attention, in the form
+    that `attend` computes. A process that unpickles it knows this form."""
+
+    def __init__(self, part: Any, kind: str) -> None:
+        self.part, self.kind = part, kind
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        register(self.kind)
+
+    def __call__(self, attn_implementation: Any, **_: Any) -> None:
+        kind = str(attn_implementation).removeprefix(UNEVEN)
+        if not can_be_uneven(kind):
+            allowed = "must be sdpa, eager or a function of your own, as heads were removed unevenly"
+            raise ValueError(f"attn_implementation={attn_implementation}: {allowed}")
+        if kind in ("sdpa", "eager"):
+            self.part.get_correct_attn_implementation(kind)  # raises if the model has none of this kind
+        self.kind, name = kind, register(kind)
+        type(self.part).set_attn_implementation(self.part, name)
+        configs: list[Any] = [getattr(module, "config", None) for module in self.part.modules()]
+        for config in configs:
+            if hasattr(config, "_attn_implementation"):
+                config._attn_implementation = name  # also of a single layer, see `finish`
 
 
 def keep_numbers(model: Any, path: str, kept: Sequence[int], dim: int, heads: int) -> Tensor:
@@ -110,7 +177,7 @@ def keep_numbers(model: Any, path: str, kept: Sequence[int], dim: int, heads: in
     return left
 
 
-def forward_of_fewer_heads(module: Any, sizes: Sizes | None, *arguments: Any, **named: Any) -> Any:
+def forward_of_fewer_heads(module: Any, inner: Any, sizes: Sizes | None, *arguments: Any, **named: Any) -> Any:
     """Call an attention module that was written for all heads, with the kept heads of its arguments and with the sizes
     that are left."""
     if hasattr(module, "inputs_of_heads"):
@@ -122,7 +189,7 @@ def forward_of_fewer_heads(module: Any, sizes: Sizes | None, *arguments: Any, **
                 given[key] = by_head.index_select(dim, heads).flatten(dim - 1, dim)
         arguments, named = tuple(given.pop(n) for n in range(len(arguments))), given
     with sizes or nullcontext():
-        return type(module).forward(module, *arguments, **named)
+        return inner(*arguments, **named)
 
 
 def pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
@@ -193,26 +260,32 @@ def store(module: Any, weight: Tensor, bias: Tensor | None) -> None:
         setattr(module, name, size)
 
 
-def register() -> None:
-    """Make the uneven attention known to transformers under its names."""
+def register(kind: str) -> str:
+    """Make the uneven form of a kind of attention known to transformers. Return its name."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface
 
-    for name, mask in zip(UNEVEN, (sdpa_mask, eager_mask), strict=True):
-        AttentionInterface.register(name, attend)
-        AttentionMaskInterface.register(name, mask)
+    name, masks = f"{UNEVEN}{kind}", AttentionMaskInterface()
+    AttentionInterface.register(name, attend)
+    if kind in masks:
+        AttentionMaskInterface.register(name, masks[kind])
+    return name
 
 
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Call the fused attention of transformers, or the model's own, for layers that lost heads unevenly: each query
-    head gets its own keys, values and part of the position bias."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    """Call the attention that a model had for layers that lost heads unevenly: each query head gets its own keys,
+    values and part of the position bias."""
+    from transformers import AttentionInterface
 
-    compute = sdpa_attention_forward
-    if getattr(getattr(module, "config", None), "_attn_implementation", None) == UNEVEN[1]:
-        compute = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
+    config = getattr(module, "config", None)
+    kind = getattr(config, "_attn_implementation", "sdpa").removeprefix(UNEVEN)
+    if kind == "eager":
+        homes = (vars(sys.modules[base.__module__]) for base in type(module).__mro__)
+        compute = next(home["eager_attention_forward"] for home in homes if "eager_attention_forward" in home)
+    else:
+        compute = AttentionInterface()[kind]
     heads, of_kv = getattr(module, "kept_heads", None), getattr(module, "kept_of_kv", None)
     bias = options.get("position_bias")
     if heads is not None and bias is not None and bias.shape[1] != len(heads):

@@ -6,9 +6,8 @@ ragged layers, `config.mhaprune` holds the shapes of the weights. `load_folder` 
 """
 
 import copy
-import inspect
 import json
-import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,11 +21,19 @@ from mhaprune.measure.outcomes import check_weights_finite
 from mhaprune.settings.ranges import Ge, Within
 from mhaprune.settings.refusals import foreign
 from mhaprune.storage.seals import checksum
-from mhaprune.storage.store import make_folder, write_bytes, write_json
-from mhaprune.wrapping import reshaping
+from mhaprune.storage.store import make_folder, write_json
 from mhaprune.wrapping.blocks import Unsupported
+from mhaprune.wrapping.cuts import Cut, pretrained_in
+from mhaprune.wrapping.folders import (
+    FEWER,
+    difference_when_read,
+    native_class,
+    saves_with_code,
+    write_plain,
+    write_with_code,
+)
 from mhaprune.wrapping.recipes import RECIPE, load_recipe, save_recipe
-from mhaprune.wrapping.removal import COUNTS, Cut, copied, pretrained_in
+from mhaprune.wrapping.removal import COUNTS, copied
 from mhaprune.wrapping.reshaping import shrink
 from mhaprune.wrapping.torch_nn import TorchAttention
 
@@ -34,44 +41,18 @@ WIDTH_OF_HEAD = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 """Keys of a config that hold the width of a head, so that the number of heads may change."""
 
 
+LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "encoder_layers", "decoder_layers")
+HEADS = (*COUNTS, "num_key_value_heads", "encoder_attention_heads", "decoder_attention_heads")
+DROPPED = ("dropout", "attention_dropout", "hidden_dropout", "activation_dropout", "embedding_dropout")
+PROBABILITIES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attn_pdrop", "resid_pdrop", "embd_pdrop")
 ALLOWED: dict[str, Any] = {
-    "layers": Within(0, 1000),
-    "n_layer": Within(0, 1000),
-    "head": Ge(0),
-    "dropout": Within(0, 1),
+    **dict.fromkeys(LAYERS, Within(0, 1000)),
+    **dict.fromkeys(HEADS, Ge(0)),
+    **dict.fromkeys((*DROPPED, *PROBABILITIES), Within(0, 1)),
 }
-"""Allowed ranges of numbers in a config. A range is for all keys that contain this text."""
+"""Allowed ranges of numbers in a config, by their keys."""
 CHECKSUMS = "checksums.json"
 """The name of the file that holds a checksum of every other file."""
-CODE = "modeling_mhaprune"
-"""The name of the Python module in a folder."""
-FEWER = "_with_fewer_heads"
-"""The end of `model_type` in the config of a folder with code. transformers knows no such model, so it asks for
-trust_remote_code=True instead of complaining about sizes."""
-CLASS = '''
-
-import transformers
-
-
-class {config}(transformers.{config}):
-    model_type = "{kind}"
-
-
-class {name}(transformers.{name}):
-    """A {name} that has lost attention heads: `config.mhaprune` says which shapes are left."""
-
-    config_class = {config}
-
-    def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
-        super().__init__(config, *arguments, **named)
-        if noted := getattr(config, "mhaprune", None):
-            shrink(self, noted["shapes"], noted["attributes"])
-'''
-README = """# {name} with fewer attention heads
-
-Saved by mhaprune. Layers of this model differ in the number of their heads, so a `{name}` as it is does not fit the
-weights. `{read}` reads it.
-"""
 
 
 def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None) -> None:
@@ -80,9 +61,11 @@ def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None) -> No
     A model of transformers is read by its `AutoModel...` class, also if mhaprune is not installed:
     `AutoModelFor....from_pretrained(path, trust_remote_code=True)`. `trust_remote_code` is not needed if the config
     alone describes the shapes. Adapters of peft are merged first. A model that has all its weights in one of
-    transformers and knows how to save itself, as a SentenceTransformer, does so around it. Any other is written as a
-    recipe, see `save_recipe`.
+    transformers and knows how to save itself, as a SentenceTransformer, does so around it. The folder is read again. If
+    this is not the model, and for any other, a recipe is written, see `save_recipe`.
     """
+    if not str(path):
+        raise ValueError('path="": must name a folder')
     folder = make_folder("path", Path(path))
     if links := [each.name for each in folder.iterdir() if each.is_symlink()]:
         raise ValueError(f"path={path}: {links[0]} is a link, through which nothing is written")
@@ -94,46 +77,35 @@ def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None) -> No
     saves = part is model or (
         hasattr(model, "save_pretrained") and all(id(weight) in within_part for weight in model.parameters())
     )
-    if own or not saves or _native(part) is None or "mhaprune" in vars(model):
-        save_recipe(model, folder)
-    else:
-        if part is not model:
-            cast("Any", model).save_pretrained(str(folder))
-        _save_pretrained(part, folder)
+    plain = not own and saves and native_class(part) is not None and "mhaprune" not in vars(model)
+    if plain and _writes(model, part, folder):
         (folder / RECIPE).unlink(missing_ok=True)
+    else:
+        save_recipe(model, folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
     write_json(folder / CHECKSUMS, {path.name: checksum(path.read_bytes()) for path in files})
 
 
-def _save_pretrained(model: Any, folder: Path) -> None:
-    """Write a model of transformers, and code that gives it its shapes if the config alone cannot."""
-    native: Any = _native(model)
-    name, autos = native.__name__, _automatic(native)
-    stale = [CODE + ".py", *(["README.md"] if _wrote_readme(folder) else [])]
-    if Cut.of(model) is None:
-        model.save_pretrained(folder)
-        content = json.loads((folder / "config.json").read_text())
-        if str(content.get("model_type")).endswith(FEWER):  # of a class in a folder's code that is no longer needed
-            content = {name: value for name, value in content.items() if name != "auto_map"}
-            write_json(folder / "config.json", content | {"model_type": native.config_class.model_type})
-        for name in stale if "auto_map" not in content else ():
-            (folder / name).unlink(missing_ok=True)
-        return
-    # Code of one's own gets its weights by the names that they have in memory.
-    model.save_pretrained(folder, save_original_format=False)
-    read = "mhaprune.load(folder)"
-    if autos:
-        kind, config = f"{native.config_class.model_type}{FEWER}", native.config_class.__name__
-        named = dict.fromkeys(autos, f"{CODE}.{name}") | {"AutoConfig": f"{CODE}.{config}"}
-        content = json.loads((folder / "config.json").read_text())
-        write_json(folder / "config.json", content | {"model_type": kind, "auto_map": named})
-        code = inspect.getsource(reshaping) + CLASS.format(name=name, config=config, kind=kind)
-        write_bytes(folder / f"{CODE}.py", code.encode())
-        read = f"{min(autos, key=len)}.from_pretrained(folder, trust_remote_code=True)"
-    if _wrote_readme(folder) or not (folder / "README.md").exists():
-        write_bytes(folder / "README.md", README.format(name=name, read=read).encode())
+def _writes(model: Any, part: Any, folder: Path) -> bool:
+    """Write a model by `save_pretrained` of the model of transformers that is, or is in, it. Return whether this reads
+    it again; if not, remove what was written, and warn."""
+    if part is not model:
+        model.save_pretrained(str(folder))
+    before = {path.name for path in folder.iterdir()}
+    (write_plain if Cut.of(part) is None else write_with_code)(part, folder)
+    if not (why_not := difference_when_read(part, folder)):
+        return True
+    for path in list(folder.iterdir()):
+        if path.is_file() and (path.name not in before or path.name in ("config.json", "model.safetensors")):
+            path.unlink()
+    warnings.warn(
+        f"path={folder}: transformers alone cannot read this {type(part).__name__} ({why_not}), so it is written as"
+        " weights for a model that your code builds: mhaprune.load(path, model=...)",
+        stacklevel=2,
+    )
+    return False
 
 
 def _check(folder: Path) -> None:
@@ -149,31 +121,6 @@ def _check(folder: Path) -> None:
             f"{folder}: damaged, {', '.join(changed)} changed since it was saved; if you changed it yourself, remove"
             f" {CHECKSUMS}"
         )
-
-
-def _wrote_readme(folder: Path) -> bool:
-    path = folder / "README.md"
-    return path.exists() and "\nSaved by mhaprune. " in path.read_text(errors="replace")
-
-
-def _native(model: nn.Module) -> type | None:
-    """Return the transformers class of a model, also if the model was loaded with code from its folder; None for a
-    class of one's own."""
-    native = getattr(sys.modules.get("transformers"), type(model).__name__, None)
-    return native if isinstance(native, type) and isinstance(model, native) else None
-
-
-def _automatic(kind: Any) -> list[str]:
-    """Return the names of the `AutoModel...` classes that make this class from its config."""
-    from transformers.models.auto import modeling_auto
-
-    names = []
-    for name, auto in vars(modeling_auto).items():
-        mapping = getattr(auto, "_model_mapping", {}) if name.startswith("AutoModel") else {}
-        made = mapping.get(kind.config_class, ())
-        if kind in (made if isinstance(made, tuple) else (made,)):
-            names.append(name)
-    return names
 
 
 def check_folder(path: Path) -> None:
@@ -196,11 +143,15 @@ def config_in(path: Path | str, **options: Any) -> Any:
 
     file = Path(path, "config.json")
     noted = json.loads(file.read_text()) if file.is_file() else {}
-    kind = str(noted.get("model_type"))
-    if not kind.endswith(FEWER):
+    named = str(noted.get("model_type")).removesuffix(FEWER)
+    of_ours = str(noted.get("model_type")) != named
+    kind = getattr(getattr(transformers, str((noted.get("architectures") or [""])[0]), None), "config_class", None)
+    if of_ours and kind is None:
+        kind = transformers.CONFIG_MAPPING[named]
+    if kind is None or named != kind.model_type or ("auto_map" in noted and not of_ours):
         return transformers.AutoConfig.from_pretrained(path, **options)
-    noted["model_type"] = kind.removesuffix(FEWER)
-    return transformers.AutoConfig.for_model(**noted)
+    content, _ = kind.get_config_dict(path, **options)  # which knows how transformers writes Infinity
+    return kind.from_dict(content | {"model_type": kind.model_type})
 
 
 def class_in(folder: Path | str, config: Any, auto: str) -> Any:
@@ -269,6 +220,7 @@ def shrinking(kind: Any) -> Iterator[None]:
         cut = Cut.of(self) if type(self) is kind else None
         if cut is not None:
             shrink(self, cut.shapes, cut.attributes)
+            saves_with_code(self)
 
     kind.__init__ = init
     try:
@@ -286,7 +238,7 @@ def make_plain(model: nn.Module) -> bool:
     """
     _, part = pretrained_in(model)
     cut = None if part is None else Cut.of(part)
-    if cut is None or _native(part) is None or any("inputs_of_heads" in each for each in cut.attributes.values()):
+    if cut is None or native_class(part) is None or any("inputs_of_heads" in each for each in cut.attributes.values()):
         return False
     state = part.state_dict()
     if not all(name in state or f"{name}.weight" in state for name in cut.shapes):
@@ -313,6 +265,7 @@ def make_plain(model: nn.Module) -> bool:
         return False
     if _sizes(model) != _sizes(same):
         return False
+    vars(part).pop("save_pretrained", None)
     vars(config).clear()  # in place, because all parts of the model hold it
     vars(config).update(vars(plain))
     return True

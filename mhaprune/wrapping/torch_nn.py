@@ -4,8 +4,8 @@
 """
 
 import copy
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -82,16 +82,17 @@ def converted(model: nn.Module) -> nn.Module:
         return model
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     model = copy.deepcopy(model, shared)
-    for path, module in list(model.named_modules()):
+    layers, part = cache(_from_torch), cache(_part)  # shared attention and shared weights stay shared
+    for path, module in list(model.named_modules(remove_duplicate=False)):
         if isinstance(module, nn.MultiheadAttention):
             parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, _from_torch(module).train(module.training))
+            setattr(model.get_submodule(parent), name, layers(module, part))
         elif isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = module.enable_nested_tensor = False
     return model
 
 
-def _from_torch(attention: nn.MultiheadAttention) -> TorchAttention:
+def _from_torch(attention: nn.MultiheadAttention, part: Callable[..., nn.Parameter | None]) -> TorchAttention:
     if attention.bias_k is not None or attention.add_zero_attn:
         raise Unsupported("nn.MultiheadAttention with add_bias_kv or add_zero_attn has a key that no head makes")
     E = attention.embed_dim
@@ -100,23 +101,25 @@ def _from_torch(attention: nn.MultiheadAttention) -> TorchAttention:
         layer = MultiHeadAttention(E, attention.num_heads, bias=attention.in_proj_bias is not None, **widths)
     layer.head_mask = torch.ones(attention.num_heads, device=attention.out_proj.weight.device)
     layer.head_mask = layer.head_mask.to(attention.out_proj.weight.dtype)
-    joint = attention.in_proj_weight
-    weights = (
-        (attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight) if joint is None else joint.chunk(3)
-    )
-    biases = (None,) * 3 if attention.in_proj_bias is None else attention.in_proj_bias.chunk(3)
-    for name, weight, bias in zip(("q_proj", "k_proj", "v_proj"), weights, biases, strict=True):
-        setattr(layer, name, _linear(weight, bias))
-    layer.out_proj = _linear(attention.out_proj.weight, attention.out_proj.bias)  # type: ignore[assignment]
-    return TorchAttention(layer, attention.batch_first, range(attention.num_heads))
+    for n, name in enumerate(("q_proj", "k_proj", "v_proj")):
+        apart = getattr(attention, f"{name}_weight")
+        weight = part(attention.in_proj_weight, n, 3) if apart is None else apart
+        setattr(layer, name, _linear(weight, part(attention.in_proj_bias, n, 3)))
+    out: Any = attention.out_proj
+    layer.out_proj = _linear(out.weight, out.bias)  # type: ignore[assignment]
+    return TorchAttention(layer, attention.batch_first, range(attention.num_heads)).train(attention.training)
 
 
-def _linear(weight: Tensor | None, bias: Tensor | None) -> nn.Linear:
+def _part(joint: nn.Parameter | None, part: int, of: int) -> nn.Parameter | None:
+    """Return one of the equal parts of a weight, with the same storage."""
+    return None if joint is None else nn.Parameter(joint.detach().chunk(of)[part], joint.requires_grad)
+
+
+def _linear(weight: nn.Parameter | None, bias: nn.Parameter | None) -> nn.Linear:
     assert weight is not None
     linear = nn.Linear(1, 1, bias=bias is not None, device="meta")
     linear.out_features, linear.in_features = weight.shape
-    parameter = partial(nn.Parameter, requires_grad=weight.requires_grad)
-    linear.weight = parameter(weight.detach())
+    linear.weight = weight
     if bias is not None:
-        linear.bias = parameter(bias.detach())
+        linear.bias = bias
     return linear

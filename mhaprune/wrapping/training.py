@@ -1,22 +1,16 @@
-"""The training of a pretrained model: plain AdamW on the user's own loss.
-
-Dimensions: W = inputs of an output projection.
-"""
+"""The training of a pretrained model: plain AdamW on the user's own loss."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from mhaprune.attention.gates import GateConfig
 from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.blocks import weight_of
 from mhaprune.wrapping.descent import Descent
 from mhaprune.wrapping.replay import switched_off
 from mhaprune.wrapping.wrapped import WrappedModel
@@ -63,14 +57,6 @@ class PlainTraining(Descent):
             raise ValueError("recovery=fine_tune: none of the model's weights asks for a gradient, all are frozen")
         with ExitStack() as undo:
             undo.enter_context(switched_off([("use_cache", getattr(model.model, "config", None))]))
-            # A silent head stays in each layer that has lost all heads. Its columns of W_O are zero and must stay zero.
-            for block in model.blocks:
-                module: Any = model.model.get_submodule(block.out)
-                if block.silent and module.weight.requires_grad:
-                    columns = torch.arange(weight_of(module).shape[1], device=model.device)
-                    kept_W = (columns >= block.silent).to(module.weight)
-                    kept = kept_W if isinstance(module, nn.Linear) else kept_W[:, None]
-                    undo.callback(module.weight.register_hook(partial(torch.mul, kept)).remove)
             yield
 
 

@@ -125,7 +125,7 @@ def understand(
     tried = Batches.extremes([*splits.values()])
     first = tried[:1].converted(weight.device, weight.dtype)
     check_buffers(model, lambda: run(model, first.arguments()))
-    found, alone = _blocks(model, blocks, first, run)
+    found, overlooked, alone = _blocks(model, blocks, first, run)
     for name, split in splits.items():
         check_counted(loss, split, name)
     names = name_blocks([block.path for block in found])
@@ -141,14 +141,15 @@ def understand(
     sets = {name: frozenset(heads) for name, heads in facts.items()}
     subject = subject.changed(**sets, workers=workers, cache=kept)
     data = Splits(**splits, proof=tried)
-    not_seen = tuple(unseen(model, found))
+    not_seen = tuple(unseen(model, found, overlooked))
     return ModelWithData(subject, data, name_of(quality), proven, seed, not_seen, weight_sums(model))
 
 
 def _blocks(
     model: nn.Module, given: Sequence[AttentionBlock] | None, first: Batches, run: Callable[[nn.Module, Any], Any]
-) -> tuple[list[AttentionBlock], Any]:
-    """Return the blocks of a model, and what the model returned for the first example."""
+) -> tuple[list[AttentionBlock], list[str], Any]:
+    """Return the blocks of a model, the paths of attention in no block, and what the model returned for the first
+    example."""
     outputs: list[Any] = []
 
     def passing(model: nn.Module) -> None:
@@ -157,7 +158,8 @@ def _blocks(
 
     if given is None:
         try:
-            return discover(model, passing), outputs[-1]
+            found, overlooked = discover(model, passing)
+            return found, overlooked, outputs[0]  # a later one may be of other numbers
         except Exception as error:
             if isinstance(error, Unsupported):
                 raise
@@ -171,7 +173,7 @@ def _blocks(
     if twice := [block.path for n, block in enumerate(found) if block.out in {other.out for other in found[:n]}]:
         raise ValueError(f"blocks: names {twice[0]} twice, must name each layer once")
     check_attention(model, found, partial(passing, model))
-    return found, outputs[-1]
+    return found, [], outputs[0]
 
 
 def _drift_of(
@@ -265,6 +267,8 @@ def with_dense(subject: WrappedModel, split: Batches, judge: Drift, batch_size: 
 
 def check_weights(model: nn.Module) -> None:
     """Raise `Unsupported` for weights that cannot be read or cut."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise Unsupported("model: is a DistributedDataParallel, wrap model.module")
     if hasattr(model, "_orig_mod"):
         raise Unsupported("model: is what torch.compile returned; wrap the model inside, model._orig_mod")
     if not any(parameter.is_floating_point() for parameter in model.parameters()):

@@ -108,3 +108,8 @@ def test_what_cannot_be_exported_is_said_in_one_line_and_leaves_no_file(
         mhaprune.export(model.eval(), tmp_path / name, inputs(batches(1)[0]))
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_export_needs_a_batch(small: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^batch=None: must be a dict by names, a tuple of inputs or a tensor$"):
+        mhaprune.export(small, tmp_path / "small.pt2")

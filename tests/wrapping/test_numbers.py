@@ -184,6 +184,6 @@ def test_tensors_that_take_no_gradients_are_no_obstacle() -> None:
 def test_a_tensor_that_all_heads_read_has_no_dimension_of_heads() -> None:
     of_heads, of_positions, of_both = (torch.rand(shape).requires_grad_() for shape in ((H, 1, 1), (T, 1), (H, T, 1)))
     context = (of_heads * of_positions * of_both).expand(2, H, T, 3)
-    assert dimensions_of_heads([context], [of_heads, of_positions, of_both]) == [-3, None, -3]
-    assert dimensions_of_heads([context[:, :1]], [of_heads]) == [None]
-    assert dimensions_of_heads([context.detach()], [of_heads]) == [None]
+    assert dimensions_of_heads([context], [of_heads, of_positions, of_both])[0] == [-3, None, -3]
+    assert dimensions_of_heads([context[:, :1]], [of_heads]) == ([None], True)
+    assert dimensions_of_heads([context.detach()], [of_heads]) == ([None], True)

@@ -101,6 +101,14 @@ FAMILIES = {
         | {"begin_suppress_tokens": None, "suppress_tokens": None},
         "mel",
     ),
+    "deepseek_v3": Family(
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        {**CAUSAL, "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
+        | {"first_k_dense_replace": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16}
+        | {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
+        generates=True,
+    ),
 }
 """Those whose heads can be gated and removed."""
 
@@ -110,14 +118,6 @@ GATES_ONLY = {
         "Olmo2ForCausalLM",
         GROUPED,
         why_not="mixed from the heads of model.layers.0.self_attn.q_proj",
-    ),
-    "deepseek_v3": Family(
-        "DeepseekV3Config",
-        "DeepseekV3ForCausalLM",
-        {**CAUSAL, "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
-        | {"first_k_dense_replace": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16}
-        | {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
-        why_not="its key is made by 2 linear modules, model.layers.0.self_attn.kv_a_proj_with_mqa",
     ),
 }
 """Those whose heads can be gated and not removed."""

@@ -1,0 +1,478 @@
+"""Heads are found whole, block by block, and attention in which none is found is named."""
+
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune, spectral_norm
+from torch.utils.checkpoint import checkpoint
+
+import mhaprune
+
+D, H, K = 32, 4, 8
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = H
+        self.q, self.k, self.v, self.o = (nn.Linear(D, D) for _ in range(4))
+
+    def made(self, x: Tensor) -> Tensor:
+        return x
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+    def after(self, context: Tensor) -> Tensor:
+        return context
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (self.made(each(x)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in self.projections())
+        out: Tensor = self.o(self.after(self.mix(*parts).transpose(1, 2).flatten(2)))
+        return out
+
+    def projections(self) -> tuple[nn.Module, ...]:
+        return self.q, self.k, self.v
+
+
+class Stack(nn.Module):
+    def __init__(self, *kinds: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(kind() for kind in kinds)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+X = torch.randn(4, 5, D, generator=torch.Generator().manual_seed(1))
+
+
+def cubes(output: Tensor, batch: Any) -> Tensor:
+    return output.pow(3).sum(dim=(1, 2))
+
+
+def wrapped(*kinds: Any, x: Tensor = X) -> Any:
+    return mhaprune.wrap(Stack(*kinds).eval(), cubes, score=[{"x": x}])
+
+
+def wrapped_again(model: nn.Module) -> Any:
+    return mhaprune.wrap(model, cubes, score=[{"x": X}])
+
+
+class Relu(Attention):
+    def after(self, context: Tensor) -> Tensor:
+        return F.relu(context)
+
+
+class Hardswish(Attention):
+    def after(self, context: Tensor) -> Tensor:
+        return F.hardswish(4 * context)
+
+
+class Features(Attention):
+    def made(self, x: Tensor) -> Tensor:
+        return F.relu(x)
+
+
+@torch.no_grad()
+def without_columns(model: Any, head: int, x: Tensor) -> Tensor:
+    """The output where W_O of the first layer reads zeros from a head."""
+
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        return inputs[0].index_fill(-1, torch.arange(head * K, (head + 1) * K), 0)
+
+    handle = model.layers[0].o.register_forward_pre_hook(hook)
+    said: Tensor = model(x)
+    handle.remove()
+    return said
+
+
+@pytest.mark.parametrize("kind", [Relu, Hardswish, Features])
+def test_a_head_is_whole_also_where_an_activation_is_flat_on_the_first_example(kind: Any) -> None:
+    """A closed head and a removed head change all that the head adds, also on examples that were never seen."""
+    heads = wrapped(kind, x=X[:2])
+    (block,) = heads.subject.blocks
+    assert block.columns == tuple(tuple(range(h * K, (h + 1) * K)) for h in range(H))
+    small = heads.prune(mask={0: [2]})
+    new = torch.randn(9, 7, D, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad(), heads.closed({0: [2]}) as closed:
+        torch.testing.assert_close(closed(new), without_columns(heads.subject.model, 2, new))
+        torch.testing.assert_close(small(new), closed(new))
+
+
+class Stored(Attention):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.attention = (q @ k.mT).softmax(-1)
+        self.seen = [*getattr(self, "seen", [])[-1:], self.attention]
+        return self.attention @ v
+
+
+def test_a_model_that_keeps_its_attention_weights_is_cut_and_left_as_it_was() -> None:
+    heads = wrapped(Stored, Stored)
+    model: Any = heads.subject.model
+    copy.deepcopy(model)
+    small = heads.prune(mask={0: [1]})
+    with torch.no_grad(), heads.closed({0: [1]}) as closed:
+        torch.testing.assert_close(small(X), closed(X))
+    heads.score("taylor")
+    copy.deepcopy(model)  # also after passes with gradients
+    model(X).sum().backward()  # the user's own call leaves a result of its graph in the model
+    assert len(mhaprune.wrap(model, cubes, score=[{"x": X}]).prune(mask={0: [1]}).layers) == 2  # type: ignore[arg-type]
+
+
+class Products(nn.Module):
+    """The inner module of the attention in Dive into Deep Learning."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.attention_weights = (torch.bmm(q, k.mT) / q.shape[-1] ** 0.5).softmax(-1)
+        return torch.bmm(self.attention_weights, v)
+
+
+class Outer(nn.Module):
+    """It folds its heads into the batch by a number that the inner module does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.attention = H, Products()
+        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(D, D) for _ in range(4))
+
+    def folded(self, x: Tensor) -> Tensor:
+        x = x.reshape(*x.shape[:2], self.num_heads, -1).permute(0, 2, 1, 3)
+        return x.reshape(-1, *x.shape[2:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        context = self.attention(*(self.folded(each(x)) for each in (self.W_q, self.W_k, self.W_v)))
+        context = context.reshape(-1, self.num_heads, *context.shape[1:]).permute(0, 2, 1, 3)
+        out: Tensor = self.W_o(context.reshape(*context.shape[:2], -1))
+        return out
+
+
+def test_the_number_of_heads_may_be_that_of_the_module_around() -> None:
+    heads = wrapped(Outer, Outer)
+    assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
+    small = heads.prune(mask={0: [1], 1: [0, 3]})
+    assert [layer.num_heads for layer in small.layers] == [3, 2]
+    with torch.no_grad(), heads.closed({0: [1], 1: [0, 3]}) as closed:
+        torch.testing.assert_close(small(X), closed(X))
+
+
+class Latent(Attention):
+    """Keys with a part of each head and a part that all heads share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.k = nn.Linear(D, 3), nn.Linear(D, H * (K - 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in self.projections())
+        k = torch.cat([k, self.shared(x).unsqueeze(1).expand(-1, self.num_heads, -1, -1)], dim=-1)
+        out: Tensor = self.o(self.mix(q, k, v).transpose(1, 2).flatten(2))
+        return out
+
+
+def test_rows_that_all_heads_read_stay() -> None:
+    heads = wrapped(Latent)
+    small = heads.prune(mask={0: [0, 2]})
+    layer = small.layers[0]
+    assert [len(each.weight) for each in (layer.q, layer.k, layer.v, layer.shared)] == [2 * K, 2 * (K - 3), 2 * K, 3]
+    with torch.no_grad(), heads.closed({0: [0, 2]}) as closed:
+        torch.testing.assert_close(small(X), closed(X))
+
+
+class Clamped(Attention):
+    """A temperature for each head, all of them above the largest that is allowed, as of Swin v2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(5 + torch.rand(H, 1, 1))
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
+        return (scores * self.temperature.clamp(max=4.6)).softmax(-1) @ v
+
+
+def test_numbers_of_heads_are_found_where_they_are_clamped() -> None:
+    heads = wrapped(Clamped)
+    before = heads.subject.model.layers[0].temperature
+    small = heads.prune(mask={0: [0, 2]})
+    assert torch.equal(small.layers[0].temperature, before[[1, 3]])
+    assert isinstance(before, nn.Parameter)
+    assert float(before.detach().min()) >= 5  # the trace put the user's own numbers back
+    with torch.no_grad(), heads.closed({0: [0, 2]}) as closed:
+        torch.testing.assert_close(small(X), closed(X))
+
+
+class OneKey(Attention):
+    """Keys, or keys and values, of one head, which the code repeats for all."""
+
+    both = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k, self.v = nn.Linear(D, K), nn.Linear(D, K if self.both else D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (-1, K)).transpose(1, 2) for each in self.projections())
+        k, v = (each.expand(-1, q.shape[1], -1, -1) for each in (k, v))
+        out: Tensor = self.o(self.mix(q, k, v).transpose(1, 2).flatten(2))
+        return out
+
+
+class OneKeyAndValue(OneKey):
+    both = True
+
+
+@pytest.mark.parametrize("kind", [OneKey, OneKeyAndValue])
+def test_keys_that_all_heads_share_stay(kind: Any) -> None:
+    heads = wrapped(kind)
+    small = heads.prune(mask={0: [0, 2]})
+    layer = small.layers[0]
+    assert [len(each.weight) for each in (layer.q, layer.k, layer.v)] == [2 * K, K, K if kind.both else 2 * K]
+    assert len(heads.score("magnitude")) == H
+    with torch.no_grad(), heads.closed({0: [0, 2]}) as closed:
+        torch.testing.assert_close(small(X), closed(X))
+    assert [head.head for head in wrapped_again(small).grid] == [1, 3]
+    emptied = heads.prune(mask={0: [0, 1, 2, 3]})
+    assert len(emptied.layers[0].k.weight) == K
+
+
+class Scaled(Attention):
+    """A number for each head between the heads and W_O."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = nn.Parameter(torch.rand(H))
+
+    def after(self, context: Tensor) -> Tensor:
+        return (context.unflatten(-1, (self.num_heads, -1)) * self.sizes[:, None]).flatten(-2)
+
+
+def test_numbers_of_heads_after_the_attention_are_cut() -> None:
+    heads = wrapped(Scaled)
+    small = heads.prune(mask={0: [0, 2]})
+    assert torch.equal(small.layers[0].sizes, heads.subject.model.layers[0].sizes[[1, 3]])
+    with torch.no_grad(), heads.closed({0: [0, 2]}) as closed:
+        torch.testing.assert_close(small(X), closed(X))
+
+
+class ByEinsum(Attention):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.einsum("bhij,bhjd->bhid", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v)
+
+
+class WithSink(Attention):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = F.pad(q @ k.mT, (0, 1), value=0.5)
+        return scores.softmax(dim=-1)[..., :-1] @ v
+
+
+class Linear(Attention):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return q.softmax(-1) @ (k.softmax(-2).mT @ v)
+
+
+class Normed(Attention):
+    def after(self, context: Tensor) -> Tensor:
+        return F.layer_norm(context, (D,))
+
+
+class OneHead(nn.Module):
+    def __init__(self, fused: bool = False) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(D, D) for _ in range(4))
+        self.fused = fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        out: Tensor = self.o(F.scaled_dot_product_attention(q, k, v) if self.fused else (q @ k.mT).softmax(-1) @ v)
+        return out
+
+
+class Pool(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(D, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (self.score(x).softmax(dim=1) * x).sum(dim=1, keepdim=True)
+
+
+class Function(OneHead):
+    def forward(self, x: Tensor) -> Tensor:
+        y, joint = x.transpose(0, 1), torch.cat([self.q.weight, self.k.weight, self.v.weight])
+        more: Any = (None, None, None, False, 0.0, self.o.weight, self.o.bias, False)
+        return F.multi_head_attention_forward(y, y, y, D, H, joint, *more)[0].transpose(0, 1)
+
+
+class HandedOver(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (H, K)).transpose(1, 2) for each in self.projections())
+        return F.linear(self.mix(q, k, v).transpose(1, 2).flatten(2), self.o.weight, self.o.bias)
+
+
+class Convolved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Conv1d(D, D, 1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x.mT).unflatten(1, (H, K)).mT for each in (self.q, self.k, self.v))
+        out: Tensor = self.o(F.scaled_dot_product_attention(q, k, v).mT.flatten(1, 2)).mT
+        return out
+
+
+def again(reentrant: bool) -> Any:
+    class Again(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = checkpoint(super().forward, x, use_reentrant=reentrant)
+            return out
+
+    return Again
+
+
+def by_jit() -> Any:
+    return torch.jit.trace(Attention(), X)
+
+
+UNUSUAL = {
+    ByEinsum: "weighs positions in another way",
+    WithSink: "weighs positions in another way",
+    Linear: "weighs positions in another way",
+    OneHead: "weighs positions in another way",
+    (lambda: OneHead(fused=True)): "weighs positions in another way",
+    Pool: "weighs positions in another way",
+    Function: "weighs positions in another way",
+    Normed: "its heads are mixed before",
+    HandedOver: "the weight of its W_O is handed to a function, the module must be called",
+    Convolved: "its W_O is a Conv1d, must be a linear module",
+    by_jit: "is made by torch.jit, which shows nothing",
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(torch.jit|requires_grad)")
+@pytest.mark.parametrize(("kind", "why"), UNUSUAL.items(), ids=lambda each: getattr(each, "__name__", None))
+def test_attention_of_another_form_is_named_beside_others_and_refused_alone(kind: Any, why: str) -> None:
+    heads = wrapped(Attention, kind)
+    assert repr(heads) == "4 heads in 1 block, all with an effect, all removable; not seen: layers.1"
+    with pytest.raises(ValueError, match=f"layers.0.*{why}") as refused:
+        wrapped(kind)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*requires_grad")
+def test_checkpoints_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"^model: computes parts again for gradients \(checkpointing\)"):
+        wrapped(again(reentrant=False))
+    with pytest.raises(ValueError, match=r"^layers.0 \(Again\): runs without gradients \(no_grad, or checkpointing"):
+        wrapped(again(reentrant=True))
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(D, 3), nn.ModuleList(nn.Linear(D, D) for _ in range(3))
+        self.classes = nn.Parameter(torch.randn(7, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.router(x).softmax(dim=-1)
+        chosen = torch.einsum("bte,ebtd->btd", weights, torch.stack([each(x) for each in self.experts]))
+        return chosen + weights[..., :1] * x + (x @ self.classes.T).softmax(-1) @ self.classes
+
+
+def test_a_softmax_over_experts_or_classes_is_no_attention() -> None:
+    assert repr(wrapped(Attention, Experts)) == "4 heads in 1 block, all with an effect, all removable"
+
+
+class Pooling(Attention):
+    """Attention of a query that no linear module makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(1, D))
+        self.q = nn.Identity()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            each.unflatten(-1, (H, K)).transpose(1, 2)
+            for each in (self.query.expand(len(x), 1, D), self.k(x), self.v(x))
+        )
+        out: Tensor = self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return out
+
+
+def test_only_the_block_that_cannot_be_cut_says_why_not() -> None:
+    heads = wrapped(Attention, Pooling, Attention)
+    assert [block.why_not for block in heads.subject.blocks] == ["", "its query is made by no linear module", ""]
+
+
+class Cycles(nn.Module):
+    """The first of its cycles runs without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = x + self.attention(x)
+        out: Tensor = x + self.attention(x)
+        return out
+
+
+def test_a_layer_that_once_runs_without_gradients_is_found_in_another_call() -> None:
+    assert repr(wrapped(Cycles)) == "4 heads in 1 block, all with an effect, all removable"
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+@pytest.mark.parametrize(
+    "change",
+    [
+        parametrizations.weight_norm,
+        parametrizations.spectral_norm,
+        spectral_norm,
+        lambda linear: prune.l1_unstructured(linear, "weight", 0.3),
+    ],
+)
+def test_weights_that_are_computed_can_be_gated_and_the_refusal_names_the_way(change: Any) -> None:
+    model: Any = Stack(Attention, Attention).eval()
+    for layer in model.layers:
+        change(layer.v)
+    heads = mhaprune.wrap(model, cubes, score=[{"x": X}])
+    assert len(heads.score("ablation")) == 2 * H
+    with pytest.raises(ValueError, match=r"the weight of layers.0.v is computed from others; .*prune.remove$"):
+        heads.prune(mask={0: [1]})
+
+
+def test_a_model_of_torch_needs_no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is installed may not be importable, as with a torchvision that does not fit."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "transformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    broken = ModuleType("transformers")
+    monkeypatch.setitem(sys.modules, "transformers", broken)
+    heads = wrapped(Attention)
+    assert len(heads.grid) == H
+    heads.prune(mask={0: [1]})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_of_several_processes_is_refused(tmp_path: Path) -> None:
+    import torch.distributed as distributed
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'all'}", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(Stack(Attention).eval())
+        with pytest.raises(ValueError, match=r"^model: is a DistributedDataParallel, wrap model.module$"):
+            mhaprune.wrap(model, cubes, score=[{"x": X}])
+    finally:
+        distributed.destroy_process_group()
