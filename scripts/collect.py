@@ -14,7 +14,7 @@ from mhaprune.runs.collecting import collect
 from mhaprune.runs.jobs import watch
 from mhaprune.settings.figures import FigureSettings
 from mhaprune.settings.options import construct
-from mhaprune.settings.refusals import one_line
+from mhaprune.settings.refusals import one_line, visible
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
-    print(f"all of it is in {chosen.out}, start with report.html")
+    print(f"all of it is in {visible(str(chosen.out))}, start with report.html")
     return 0
 
 

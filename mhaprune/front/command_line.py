@@ -33,7 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 from mhaprune.front.refusals import check_arguments, composition_error, unreadable
 from mhaprune.interrupts import interruptible
 from mhaprune.settings.plugins import conf_folder, results_folder
-from mhaprune.settings.refusals import BROUGHT, RunFailed, one_line
+from mhaprune.settings.refusals import BROUGHT, RunFailed, one_line, visible
 
 if TYPE_CHECKING:
     from mhaprune.runs.run import Run
@@ -252,7 +252,7 @@ def _error_text(error: BaseException, arguments: Sequence[str]) -> str:
         said = composition_error(text, arguments, lambda: _composed(arguments))
         if said is not None:
             return said
-    return " ".join(str(error).split()) if isinstance(error, HydraException) else one_line(error)
+    return visible(" ".join(str(error).split())) if isinstance(error, HydraException) else one_line(error)
 
 
 def _parses(argument: str) -> bool:

@@ -7,11 +7,22 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unicodedata import category
 
 from mhaprune.settings.plugins import PACKAGE
 
 BROUGHT = ("task", "model", "gate", "training")
 """Settings of a run that are stored in a saved model, so the user cannot set them beside `model_file`."""
+
+
+def visible(text: str) -> str:
+    r"""Return a text in one line that a terminal only shows: control characters and line breaks are written out.
+
+    >>> visible("sort\nall is fine\x1b[31m")
+    'sort\\nall is fine\\x1b[31m'
+    """
+    shown = (c if c.isprintable() or category(c) == "Zs" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(shown)
 
 
 class RunFailed(BaseException):
@@ -24,8 +35,8 @@ def one_line(error: BaseException) -> str:
         return "interrupted; what was trained is kept, the same command goes on from there"
     if isinstance(error, OSError) and (error.filename or error.errno == errno.ENOSPC):
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}; hydra.run.dir and cache must name folders that can be written"
-    text = " ".join(str(error).split())
+        return visible(f"{where}{error.strerror}") + "; hydra.run.dir and cache must name folders that can be written"
+    text = visible(" ".join(str(error).split()))
     if isinstance(error, ValueError):
         return text
     return f"{type(error).__name__}: {text}{_place(error)} (HYDRA_FULL_ERROR=1 shows all)"
