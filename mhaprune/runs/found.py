@@ -123,6 +123,9 @@ class FoundRun:
             for name in (name for name in self.status.get("files", ()) if name.endswith(".csv")):
                 tables[name.removesuffix(".csv")] = _table(name, self._read(name))
             headline = list(self.experiment.headline(tables))
+            empty = next((name for name, table in tables.items() if table.empty), None)
+            if empty is not None and not headline and self.experiment.headline is not Experiment.headline:
+                raise Damaged(f"{empty}.csv has no rows")
             for number in headline:
                 if not number.possible:
                     raise Damaged(f"{number.name} is {number.value:g}, of {number.whole:g} for the whole model")
@@ -146,11 +149,9 @@ class FoundRun:
 
 
 def _table(name: str, data: bytes) -> pd.DataFrame:
-    """Return the table in a file. Raises Damaged for a table that no run writes: without rows, with an infinite number,
-    or with a measurement twice."""
+    """Return the table in a file. Raises Damaged for a table that no run writes: with an infinite number, or with a
+    measurement twice."""
     table = read_table(data)
-    if table.empty:
-        raise Damaged(f"{name} has no rows")
     measured = table.select_dtypes("float")
     for column in measured:
         if np.isinf(measured[column]).any():

@@ -184,9 +184,7 @@ def test_a_head_is_chosen_closed_and_opened_by_mouse_and_keyboard(tmp_path: Path
     pressed = 'new KeyboardEvent("keydown", {key: "ArrowRight", bubbles: true})'
     arrow = f'document.querySelector(".tv-map button").dispatchEvent({pressed});'
     assert after(page(), f"{arrow} return {says}", tmp_path) == chosen
-    assert (
-        after(page(), f"{arrow} return document.activeElement.title", tmp_path) == "decoder_self.0.1: ablation 1.000"
-    )
+    assert after(page(), f"{arrow} return document.activeElement.title", tmp_path) == "decoder_self.0.1: ablation 1.000"
 
 
 @needs_browser

@@ -408,7 +408,9 @@ def test_a_folder_without_a_name_and_one_outside_that_of_the_run_are_refused(
     setting: str, said: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = run_here(main, *TRAIN, f"hydra.run.dir={tmp_path / 'run'}", f"cache={cache}", setting)
+    places = {"hydra.run.dir": tmp_path / "run", "cache": cache}
+    others = [f"{key}={place}" for key, place in places.items() if key != setting.partition("=")[0]]
+    done = run_here(main, *TRAIN, *others, setting)
     assert done.returncode == 1
     assert said in done.stderr
     assert list(tmp_path.iterdir()) == []
