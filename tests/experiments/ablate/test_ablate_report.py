@@ -68,6 +68,19 @@ def test_speed_is_drawn_against_heads_removed_and_neither_mark_nor_noise_is_cut(
         assert [text.get_text() for text in axes.texts] == ["1.21 times"]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "noisy"),
+    [(0.98, 1.199, False), (0.97, 1.2, True), (1.22, 1.38, True), (1.221, 1.38, False), (0.5, 9.0, True)],
+)
+def test_a_gain_is_within_the_noise_if_its_quartiles_meet_those_of_the_noise(
+    low: float, high: float, noisy: bool
+) -> None:
+    """The gain is 1.20 to 1.22: noise below it and noise above it leave it a gain, or a loss."""
+    tables = all_tables()
+    (plot,) = draw((latency_curves,), tables | {"latency": tables["latency"].assign(speedup_q1=low, speedup_q3=high)})
+    assert ("(within the noise)" in text_of(plot)) == noisy
+
+
 @pytest.mark.parametrize("missing", ["heads", "agreement", "pruning", "latency", "training", "summary"])
 def test_what_cannot_be_drawn_is_left_out(missing: str, plots: dict[str, Plot]) -> None:
     tables = all_tables()
