@@ -14,7 +14,7 @@ from mhaprune.runs.collecting import collect
 from mhaprune.runs.jobs import watch
 from mhaprune.settings.figures import FigureSettings
 from mhaprune.settings.options import construct
-from mhaprune.settings.refusals import one_line
+from mhaprune.settings.refusals import one_line, show_all, visible
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--width", type=float, help="of figures in inches")
     parser.add_argument("--dpi", type=int, default=default.dpi, help="of PNG files")
     chosen = parser.parse_args(arguments)
+    show_all()
     try:
         wanted = {"format": chosen.format, "width": chosen.width, "dpi": chosen.dpi}
         figure = construct(FigureSettings, wanted, "figure")
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
-    print(f"all of it is in {chosen.out}, start with report.html")
+    print(f"all of it is in {visible(str(chosen.out))}, start with report.html")
     return 0
 
 

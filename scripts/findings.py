@@ -26,6 +26,7 @@ from mhaprune.settings.options import construct
 from mhaprune.settings.plugins import results_folder
 from mhaprune.settings.ranges import Checked
 from mhaprune.statistics.intervals import LEAST_RUNS, holm, prediction_interval, student_interval, student_p
+from mhaprune.storage.store import read_table
 
 LEVEL = 0.05
 """The level of the whole page, over all its claims together."""
@@ -141,7 +142,7 @@ def measured(folder: Path, study: Study, settings: Sequence[str]) -> Mapping[str
             raise
     if code:
         raise ValueError(f"the sweep in {folder} ended with exit code {code}, the same command goes on with it")
-    return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
+    return {path.stem: read_table(path.read_bytes()) for path in folder.glob("*.csv")}
 
 
 def lines(claims: Sequence[Claim], tables: Mapping[str, Mapping[str, pd.DataFrame]]) -> Iterator[str]:

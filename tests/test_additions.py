@@ -1,8 +1,10 @@
 """What a stranger adds: one module and one YAML for each addition, and nothing in this package changes."""
 
+import importlib
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +16,7 @@ from mhaprune.runs.run import build
 from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.store import RunFolder, read_status
+from mhaprune.studies.trained import Recipe
 from support import ROOT
 from support.composing import compose
 from support.sizes import TINY, small
@@ -120,6 +123,16 @@ class Census(Experiment):
 }
 
 
+GATE = """
+from dataclasses import dataclass
+
+from mhaprune.attention.gates import Softmax
+
+
+@dataclass(frozen=True)
+class Lids(Softmax):
+    pass
+"""
 SIZES = {"num_symbols": 6, "max_length": 4, "train": 200, "valid": 16, "score": 16, "choose": 16, "report": 16}
 YAMLS = {
     "scorer/mine": SCORE_YAML.replace("mhaprune.scorers.", "stranger.").replace("scorer.peak\n", "scorer.mine\n"),
@@ -191,6 +204,18 @@ def test_a_schedule_and_a_recovery_compete_with_those_of_the_package(conf: Path)
     assert set(mine["removed"]) == {"encoder_self.0.0 encoder_self.0.1"}
     before, after = (mine.loc[mine["recovery"] == name, "loss"].item() for name in ("nothing", "noise"))
     assert before != after
+
+
+def test_the_code_of_a_gate_decides_which_model_is_trained(conf: Path) -> None:
+    """Else an edited gate would get the model that the gate trained before its edit."""
+    plugins.allow(["stranger"])
+    (conf.parent / "site" / "stranger" / "lids.py").write_text(GATE.lstrip())
+    lids = importlib.import_module("stranger.lids").Lids()
+    source = build(compose(*TINY)).source
+    assert isinstance(source, Recipe)
+    splits = source.task.splits()
+    plain, own = (replace(source, gate=gate)._recipe(splits)["sources"] for gate in (source.gate, lids))
+    assert own.keys() - plain.keys() == {"stranger"}
 
 
 def test_what_is_not_listed_is_refused_and_not_imported(conf: Path) -> None:

@@ -1,17 +1,22 @@
 """What a user types: refused in one line that names the key, the value and what is allowed, or done."""
 
+import errno
+import io
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import hydra
 import pytest
 
 import mhaprune
 from mhaprune.front.command_line import described, main
 from mhaprune.runs.run import build
 from mhaprune.settings.options import ConfigError
+from mhaprune.settings.plugins import conf_folder
+from mhaprune.settings.refusals import one_line
 from mhaprune.storage.locks import locked
 from mhaprune.storage.store import read_status
 from support import ROOT
@@ -44,6 +49,21 @@ REFUSED = [
     (["hydra.searchpath=[/x]"], "hydra.searchpath=[/x]: not allowed, settings come from conf/ and from plugins"),
     (["+hydra.callbacks.x._target_=os.system"], "+hydra.callbacks.x._target_=os.system: not allowed, names code to"),
     (["plugins=[nowhere]", "scorer=[my_own]"], "plugins=nowhere: cannot be imported (No module named 'nowhere'), must"),
+    (["plugins=[../../evil]"], "plugins=../../evil: cannot be imported (no name of a package), must name a package"),
+    (["plugins=[.json]"], "plugins=.json: cannot be imported (no name of a package), must name a package"),
+    (
+        ["experiment=train", "experiment=ablate"],
+        "experiment=train experiment=ablate: experiment is given 2 times, must",
+    ),
+    (["seed=1", "+seed=1", "seed=2"], "seed=1 +seed=1 seed=2: seed is given 3 times, must be given once"),
+    (["task.train=0", "task.train=0"], "task.train=0 task.train=0: task.train is given 2 times, must be given once"),
+    (["-m", "seed=range(0,10,0)"], "seed=range(0,10,0): has a step of 0, must be range(START,STOP,STEP)"),
+    (["-m", "seed=range(0,3),choice(1,abc)"], "seed=range(0,3),choice(1,abc): a range stands alone, further"),
+    (["-m", "seed=1,range(0,3)"], "seed=1,range(0,3): a range stands alone, further values are written out"),
+    (["cache=' '"], "cache=' ': must name a folder"),
+    (["cache=a,b", "-m", "sweep=s"], "cache=a,b: no job depends on cache, must have one value"),
+    (["-m", "sweep=s", "figure.dpi=80,90"], "figure.dpi=80,90: no job depends on figure, must have one value"),
+    (["-m", "on_failure=stop,continue", "seed=0,1"], "on_failure=stop,continue: no job depends on on_failure, must"),
     (["example='3 1"], "example='3 1: cannot be read; brackets and quotes must close"),
     (["hydra.launcher.partitions=x"], "hydra.launcher.partitions=x: no such key, --cfg hydra shows those that there"),
     (["hydra/sweeper=unknown"], "hydra/sweeper=unknown: no such option, allowed is basic"),
@@ -55,6 +75,9 @@ REFUSED = [
 ]
 """By the command line."""
 MISSPELT = [
+    (["-m", "seed=0,1"], "-m: is for the command line alone, leave this out"),
+    (["--cfg"], "--cfg: is for the command line alone, leave this out"),
+    (["seed=0", "seed=1"], "seed=0 seed=1: seed is given 2 times, must be given once"),
     (["training.step=1"], "training.step=1: no such key, did you mean steps? allowed are steps, batch_size"),
     (["gate=none", "gate.scale=one"], "gate.scale=one: gate is not among the options chosen here, --help lists"),
     (["experiment=train", "experiment.tolerance=0"], "experiment.tolerance=0: no such key, allowed are examples"),
@@ -99,6 +122,28 @@ def test_what_cannot_be_is_refused_in_one_line_and_leaves_no_folder(
     assert done.stderr.startswith(f"error: {message}"), done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_terminal_shows_the_number_of_a_character_that_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No error of an encoding takes the place of what was found; and the log has the character."""
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert main(["sped=…"]) == 1
+    print("…", flush=True)
+    sys.stderr.flush()
+    assert sys.stderr.buffer.getvalue().startswith(b"error: sped=\\u2026: cannot be read")  # type: ignore[attr-defined]
+    assert sys.stdout.buffer.getvalue() == b"\\u2026\n"  # type: ignore[attr-defined]
+    with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        log = hydra.compose("config", return_hydra_config=True).hydra.job_logging
+    assert log.handlers.file.encoding == "utf-8"
+
+
+def test_a_full_disk_is_said_in_one_line_without_a_path_too() -> None:
+    for number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        assert (
+            one_line(OSError(number, "no room"))
+            == "no room; hydra.run.dir and cache must name folders that can be written"
+        )
 
 
 SWEEPS = [
@@ -181,7 +226,8 @@ def test_a_refused_run_leaves_an_earlier_one_and_an_empty_folder_of_the_user_alo
     assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
     small = [*TINY, *TINY_SEQUENCES, f"hydra.run.dir={tmp_path / 'run'}", f"cache={tmp_path / 'cache'}"]
     assert run_here(main, "experiment=train", *small).returncode == 0
-    refused = run_here(main, "experiment=train", *small, "model.num_heads=5")
+    other = [setting for setting in small if not setting.startswith("model.num_heads=")]
+    refused = run_here(main, "experiment=train", *other, "model.num_heads=5")
     assert "model.num_heads=5: must divide d_model=16" in refused.stderr
     assert read_status(tmp_path / "run")["status"] == "done"
     assert (tmp_path / "run" / "report.html").exists()

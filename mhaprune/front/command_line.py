@@ -30,10 +30,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mhaprune.front.refusals import check_arguments, composition_error, unreadable
+from mhaprune.front.refusals import check_arguments, check_once, composition_error, unreadable
 from mhaprune.interrupts import interruptible
 from mhaprune.settings.plugins import conf_folder, results_folder
-from mhaprune.settings.refusals import BROUGHT, RunFailed, one_line
+from mhaprune.settings.refusals import BROUGHT, RunFailed, one_line, show_all, visible
 
 if TYPE_CHECKING:
     from mhaprune.runs.run import Run
@@ -78,8 +78,13 @@ def described(*overrides: str) -> Run:
     """
     from mhaprune.settings.sweep import SWEEP_SETTINGS
 
+    check_once(overrides)
     for override in overrides:
-        if re.split(r"[./=@]", override.lstrip("+~"))[0] in ("hydra", "launch", *SWEEP_SETTINGS):
+        if override.startswith("-") or re.split(r"[./=@]", override.lstrip("+~"))[0] in (
+            "hydra",
+            "launch",
+            *SWEEP_SETTINGS,
+        ):
             raise ValueError(f"{override}: is for the command line alone, leave this out")
     _register(overrides)
     try:
@@ -95,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An error is one line, or with HYDRA_FULL_ERROR=1 a traceback. The log of the run always has the traceback.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    show_all()
     traceback_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
     failure: BaseException | None = None
     if "--version" in arguments:
@@ -252,7 +258,7 @@ def _error_text(error: BaseException, arguments: Sequence[str]) -> str:
         said = composition_error(text, arguments, lambda: _composed(arguments))
         if said is not None:
             return said
-    return " ".join(str(error).split()) if isinstance(error, HydraException) else one_line(error)
+    return visible(" ".join(str(error).split())) if isinstance(error, HydraException) else one_line(error)
 
 
 def _parses(argument: str) -> bool:

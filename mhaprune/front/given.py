@@ -17,7 +17,11 @@ from mhaprune.data import Data
 from mhaprune.heads import Block, HeadGrid, HeadId, HeadMask
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.settings.refusals import foreign
+from mhaprune.storage.locks import read_bytes
 from mhaprune.subject import Subject
+
+MOST_BYTES = 2**20
+"""The largest size of a file with a mask: a megabyte names more heads than a model has."""
 
 
 def mask_of(given: Any, grid: HeadGrid) -> HeadMask:
@@ -33,9 +37,8 @@ def mask_of(given: Any, grid: HeadGrid) -> HeadMask:
         return given
     if isinstance(given, str | Path):
         with foreign(f"mask={str(given)[:60]!r}: must be JSON, or a file with JSON"):
-            return mask_of(
-                json.loads(str(given) if str(given).lstrip()[:1] in ("[", "{") else Path(given).read_text()), grid
-            )
+            is_json = str(given).lstrip()[:1] in ("[", "{")
+            return mask_of(json.loads(str(given) if is_json else read_bytes(Path(given), MOST_BYTES)), grid)
     if isinstance(given, Mapping):
         return HeadMask(grid).without(*_by_layer(given, grid))
     if isinstance(given, Sequence) and all(isinstance(each, str | HeadId) for each in given):

@@ -34,8 +34,10 @@ EXTENDED = ("scorer", "task", "schedule", "recovery", "experiment")
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raise ValueError for an argument that looks like an option of another program, and for a `FOREIGN` argument.
 
-    Options must be written in full: Hydra would also accept abbreviations.
+    Options must be written in full: Hydra would also accept abbreviations. A setting may be given once: Hydra would
+    take the last one without a word.
     """
+    check_once(arguments)
     for argument in arguments:
         for pattern, why in FOREIGN.items():
             if re.match(pattern, argument.lstrip("+~")):
@@ -50,6 +52,18 @@ def check_arguments(arguments: Sequence[str]) -> None:
         if equals:
             raise ValueError(f"{argument}: settings have no dashes, write {argument.lstrip('-')}")
         raise ValueError(f"{argument}: no such option, allowed are --{', --'.join(BARE)}")
+
+
+def check_once(arguments: Sequence[str]) -> None:
+    """Raise ValueError for a setting that is given twice."""
+    by_key: dict[str, list[str]] = {}
+    for argument in arguments:
+        key, equals, _ = argument.partition("=")
+        if equals and not key.startswith("-"):
+            by_key.setdefault(key.lstrip("+~"), []).append(argument)
+    for key, given in by_key.items():
+        if len(given) > 1:
+            raise ValueError(f"{' '.join(given)}: {key} is given {len(given)} times, must be given once")
 
 
 def unreadable(argument: str, before: str) -> str:
@@ -90,6 +104,9 @@ def composition_error(text: str, arguments: Sequence[str], composed: Callable[[]
         key, _, values = found[1].partition("=")
         ways = f"a list stands in brackets, {key}=[{values}], and a text in quotes"
         return f"{found[1]}: commas ask for a sweep, which needs -m; {ways}"
+    if "RangeSweep" in text:
+        given = next((argument for argument in arguments if "range(" in argument), "range")
+        return f"{given}: a range stands alone, further values are written out, for example 0,1,2"
     if found := re.search(r"Could not override '(.+?)'", text):
         return _unknown_key(found[1], arguments, composed())
     if found := re.search(r"Error merging override (.+)\n(.+)", text):

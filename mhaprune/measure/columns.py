@@ -7,9 +7,26 @@ import pandas as pd
 
 from mhaprune.data import Data, Examples
 from mhaprune.measure.outcomes import BATCH_SIZE, measure
-from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval, with_interval
+from mhaprune.statistics.intervals import (
+    ONE_SIDED,
+    mean_interval,
+    paired_interval,
+    share_interval,
+    wilson_interval,
+    with_interval,
+)
 from mhaprune.subject import Outcome, Subject
-from mhaprune.tables import CHOOSE_DROP, CONFIDENCE, ECE, ENDS, ERROR_RATE, QUALITY, join_names
+from mhaprune.tables import (
+    CHOOSE_DROP,
+    CHOOSE_EXAMPLES,
+    CHOOSE_MOST,
+    CONFIDENCE,
+    ECE,
+    ENDS,
+    ERROR_RATE,
+    QUALITY,
+    join_names,
+)
 from mhaprune.tasks.base import Task
 
 BINS = 15
@@ -144,19 +161,25 @@ def choose_columns(outcome: Outcome, dense: Outcome) -> dict[str, float]:
     """Return the columns that choices between models use, from outcomes on the choose split. They are never reported as
     results.
 
-    `choose_drop` is the dense model's quality minus this model's, with its paired 95 % interval.
+    `choose_drop` is the dense model's quality minus this model's, with its paired 95 % interval. `choose_drop_most` is
+    the one-sided end: the drop is at most this, at 95 % confidence.
     """
     means = {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
-    return means | drop_columns(CHOOSE_DROP, outcome, dense)
+    _, _, most = _drop(outcome, dense, ONE_SIDED)
+    return means | drop_columns(CHOOSE_DROP, outcome, dense) | {CHOOSE_MOST: most, CHOOSE_EXAMPLES: len(dense.quality)}
 
 
 def drop_columns(name: str, outcome: Outcome, dense: Outcome) -> dict[str, float]:
     """Return the dense model's quality minus this model's on the same examples, with its paired 95 % interval."""
+    return {f"{name}{end}": value for end, value in zip(ENDS, _drop(outcome, dense), strict=True)}
+
+
+def _drop(outcome: Outcome, dense: Outcome, *confidence: float) -> tuple[float, float, float]:
+    """Return the drop in quality and both ends of its paired interval."""
     dense_E, left_E = (each.quality.double().cpu().numpy() for each in (dense, outcome))
     binary = yes_or_no(dense_E) and yes_or_no(left_E)
-    ends = paired_interval(dense_E, left_E) if binary else mean_interval(dense_E - left_E)
-    drop = (float((dense_E - left_E).mean()), *ends)
-    return {f"{name}{end}": value for end, value in zip(ENDS, drop, strict=True)}
+    ends = paired_interval(dense_E, left_E, *confidence) if binary else mean_interval(dense_E - left_E, *confidence)
+    return float((dense_E - left_E).mean()), *ends
 
 
 def yes_or_no(values_E: np.ndarray) -> bool:

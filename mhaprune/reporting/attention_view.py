@@ -13,8 +13,10 @@ from mhaprune.reporting.head_map import REMOVED, Verdict
 from mhaprune.reporting.plots import SIGNS, amount, number
 from mhaprune.tables import HEAD, LOSS_RISE, QUALITY, Tables, blocks_in, in_unit, named, quality_name
 
-MOST_WEIGHTS = 150_000
-"""Largest number of attention weights in a page. Each is a byte, so they add at most 200 kB."""
+MOST_WEIGHTS = 100_000
+"""Largest number of attention weights in a page. Each is two bytes, so they add at most 270 kB."""
+FINEST = 2**16 - 1
+"""The code of a weight of 1: weights have five digits."""
 LEAST_TOKENS = 16
 """Number of tokens that are shown at least; if there are too many heads for that, the least important ones are left
 out."""
@@ -24,7 +26,8 @@ def view_of(tables: Tables, verdict: Verdict | None) -> dict[str, Any] | None:
     """Return what the page's script draws, as plain values; None without attention or without a map of heads.
 
     `heads` are the tiles of the map, `rows` the names of its rows. Each of the `examples` has its tokens by block and,
-    by head, its attention weights: a byte each, 255 for a weight of 1 and 0 only for exactly 0, row by row in base64.
+    by head, its attention weights: two bytes each, `FINEST` for a weight of 1 and 0 only for exactly 0, row by row in
+    base64; and `largest`, the place of the largest weight in each row and in each column.
     `cut` says in words what was left out, `together` whether the heads that can go were removed together.
     """
     if verdict is None or not all(len(tables.get(name, ())) for name in ("attention", "examples", "closed")):
@@ -45,6 +48,7 @@ def view_of(tables: Tables, verdict: Verdict | None) -> dict[str, Any] | None:
         "rows": [block_label(*row) for row in rows],
         "heads": list(_tiles(heads, rows, verdict)),
         "examples": shown,
+        "finest": FINEST,
         "cut": " and ".join(cut),
         "together": verdict.together,
     }
@@ -71,14 +75,15 @@ def _tiles(heads: pd.DataFrame, rows: list[tuple[str, int]], verdict: Verdict) -
 def _example(example: dict[str, Any], tables: Tables, heads: list[HeadId], most: int) -> dict[str, Any]:
     """Return the tokens, weights and answers of one example."""
     mine = {name: tables[name][tables[name]["example"] == example["example"]] for name in ("attention", "closed")}
-    tokens, weights = {}, {}
+    tokens, weights, largest = {}, {}, {}
     for key, cells in mine["attention"].groupby(HEAD, sort=False):
         head = HeadId(*key)
         if head in heads:
             by_query, by_key = cells.drop_duplicates("query"), cells.drop_duplicates("key")
             matrix = cells["weight"].to_numpy(float).reshape(len(by_query), len(by_key))[:most, :most]
-            coded = np.where(matrix > 0, np.clip(np.round(255 * matrix), 1, 255), 0).astype(np.uint8)
+            coded = np.where(matrix > 0, np.clip(np.round(FINEST * matrix), 1, FINEST), 0).astype("<u2")
             weights[str(head)] = base64.b64encode(coded.tobytes()).decode()
+            largest[str(head)] = [matrix.argmax(axis=1).tolist(), matrix.argmax(axis=0).tolist()]
             writes = by_query["writes"] if "writes" in cells else pd.Series(dtype=object)
             tokens[str(head.block)] = {
                 "queries": _texts(by_query["reads"], most),
@@ -92,6 +97,7 @@ def _example(example: dict[str, Any], tables: Tables, heads: list[HeadId], most:
         "right": right if isinstance(right := example.get("right_answer"), str) else None,
         "tokens": tokens,
         "weights": weights,
+        "largest": largest,
         "without": {str(HeadId(*(row[name] for name in HEAD))): _without(row, tables) for row in without},
     }
 

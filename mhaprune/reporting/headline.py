@@ -24,8 +24,9 @@ MOST_COLOURS = 12
 MOST_SAID = 12
 """Largest number of mean values in one sentence."""
 NOTE = (
-    "The first interval is for the mean over runs, the second for one new run, both at 95 %. They suppose runs that"
-    " scatter around one middle. If they form two groups, or a few fail, look at the single runs."
+    "The first interval is for the mean over models, the second for one new model, both at 95 % and on these examples:"
+    " new examples add their own scatter. They suppose runs that scatter around one middle. If they form two groups, or"
+    " a few fail, look at the single runs."
 )
 """The sentence that explains the intervals."""
 WHOLE: Any = {"color": CONTROL_COLOUR, "linewidth": 1.8}
@@ -53,6 +54,12 @@ class Number(NamedTuple):
     def name(self) -> str:
         """The name as a column of a table: `what`, with the recovery if there is one."""
         return f"{self.what}, after {self.after}" if self.after else self.what
+
+    @property
+    def possible(self) -> bool:
+        """False for a number that cannot have been measured: infinite, or beyond the smallest or largest value."""
+        within = math.isfinite(self.value) and self.least <= self.value <= self.most
+        return not math.isinf(self.whole) and (math.isnan(self.value) or within)
 
     @property
     def large(self) -> str:
@@ -112,6 +119,13 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
     legend += [Line2D([], [], label="the whole model", **WHOLE)] if numbers["whole"].notna().any() else []
     legend_above(figure, legend)
     return Plot("headline", _caption(numbers, settings), figure, tables=("runs",))
+
+
+def _lacking(numbers: pd.DataFrame) -> Iterator[tuple[str, int]]:
+    """Yield the name of each number that some runs lack, and how many lack it."""
+    for (what, after), own in numbers.groupby(["what", "after"], sort=False):
+        if len(own) > 1 and own["value"].isna().any():
+            yield Number(what, math.nan, after=after).name, int(own["value"].isna().sum())
 
 
 def _comparable(numbers: pd.DataFrame) -> pd.DataFrame:
@@ -195,6 +209,9 @@ def _repeated(numbers: pd.DataFrame, settings: Sequence[Setting]) -> bool:
 def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterator[str]:
     """Yield a sentence per number, with the mean over runs that differ only in their seed; for few runs, their values.
     Nothing is yielded if no runs differ only in their seed."""
+    for name, lacking in _lacking(numbers):
+        of = f"{lacking} of {numbers[LABEL].nunique()} runs"
+        yield f"{name[0].upper()}{name[1:]}: not compared, {of} have no such number."
     numbers = _comparable(numbers)
     if numbers.empty or not _repeated(numbers, settings):
         return

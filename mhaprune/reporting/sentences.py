@@ -11,6 +11,8 @@ from mhaprune.tables import DENSE_AGAIN, QUALITY, VALID_QUALITY, Tables, quality
 
 POOR = 0.8
 """A model with a lower quality is called poor."""
+POOR_MODEL = "Beware: the model itself is poor"
+"""The beginning of a warning about such a model."""
 
 
 def points_over_runs(points: pd.Series) -> str:
@@ -59,7 +61,7 @@ def if_poor(tables: Tables) -> Iterator[str]:
         reached = float(training[VALID_QUALITY].iloc[-1])
         if reached < min(POOR, training.get("learnt", pd.Series([POOR])).iloc[0]):
             yield (
-                f"Beware: the model itself is poor: at the end of its training {right(reached, tables)}."
+                f"{POOR_MODEL}: at the end of its training {right(reached, tables)}."
                 " What is said of its heads means little. Larger training.steps and task.train make it better."
             )
 

@@ -3,10 +3,11 @@
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from math import isinf
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from mhaprune.experiments.base import Experiment
 from mhaprune.reporting.headline import Number, against_settings, means_in_words
 from mhaprune.reporting.page import render
 from mhaprune.reporting.plots import MOST_RUNS, Plot, draw, elided
+from mhaprune.reporting.sentences import POOR_MODEL
 from mhaprune.reporting.settings import Setting, by_use, setting
 from mhaprune.runs.found import COLLECTION, FoundRun, find_runs, read_run
 from mhaprune.runs.index import index_of
 from mhaprune.runs.jobs import Sweep
 from mhaprune.settings.figures import FigureSettings
 from mhaprune.settings.plugins import results_folder
+from mhaprune.settings.refusals import visible
 from mhaprune.settings.sweep import SWEEP_SETTINGS
 from mhaprune.storage.store import RunFolder, read_status, reason, write_bytes
 from mhaprune.tables import LABEL, SETTING, Tables, varying
@@ -70,6 +73,7 @@ def collect(folders: Iterable[Path], out: Path, figure: FigureSettings | None = 
         lines += [f"{run.label} is not in here, {run.why_not} ({run.place})." for run in left_out]
         held = {place for run in runs for place in (run.folder, *run.folder.parents)}
         lines += [f"{top} holds no run." for top in folders if top not in held]
+        lines = list(map(visible, lines))
         for name, frame in tables.items():
             folder.write_table(name, frame)
         folder.write_figures(plots)
@@ -166,17 +170,45 @@ def _settings(status: Mapping[str, Any]) -> dict[str, str]:
 
 def compare(kind: type[Experiment], runs: Sequence[FoundRun], tables: Tables) -> tuple[list[str], list[Plot]]:
     """Return sentences and figures that compare these runs. The most important numbers come first."""
-    settings = settings_of(runs)
-    numbers = numbers_of(runs, settings)
+    settings, models = settings_of(runs), independent(runs)
+    numbers = numbers_of(models, settings)
+    once = {run.label for run in models}
+    tables = {name: frame[frame[LABEL].isin(once)] for name, frame in tables.items()}
     plots: list[Plot] = []
     try:
-        common = [*means_in_words(numbers, settings), *kind.say_in_common(tables)]
+        common = [*means_in_words(numbers, settings), *kind.say_in_common(tables), *_beware(runs, models)]
         plots = list(draw((lambda _: against_settings(numbers, settings), *kind.figures_over_runs), tables))
     except Exception as error:  # tables may hold anything
         common = [f"Runs of {kind.__name__.lower()} cannot be compared, {reason(error)}."]
     many = [f"What each of {len(runs)} runs found is in index.html."]
     each = [f"{run.label}: {run.sentence}" for run in runs if run.sentence]
     return [*common, *(many if len(runs) > MOST_RUNS else each)], plots
+
+
+def independent(runs: Sequence[FoundRun]) -> list[FoundRun]:
+    """Return one run for each model: of runs with equal settings, seed included, the last one. Its headline has the
+    mean of all their times; all else would be the same number again, as if it came from another model."""
+    by_model: dict[tuple[tuple[str, str], ...], list[FoundRun]] = {}
+    for run in runs:
+        by_model.setdefault(tuple(sorted(run.settings.items())), []).append(run)
+    return [_with_mean_times(same) if len(same) > 1 else same[0] for same in by_model.values()]
+
+
+def _with_mean_times(runs: Sequence[FoundRun]) -> FoundRun:
+    """Return the last of these runs, with the mean of each number that has no largest value, as times have none."""
+    times = pd.DataFrame([(each.name, each.value) for run in runs for each in run.headline], columns=["name", "value"])
+    mean = times.groupby("name")["value"].mean()
+    headline = [each._replace(value=mean[each.name]) if isinf(each.most) else each for each in runs[-1].headline]
+    return replace(runs[-1], headline=headline)
+
+
+def _beware(runs: Sequence[FoundRun], models: Sequence[FoundRun]) -> Iterator[str]:
+    """Yield what a reader of these numbers must know: runs of one model count once, and models may be poor."""
+    if len(models) < len(runs):
+        count = f"{len(models)} model{'s' * (len(models) > 1)}"
+        yield f"The {len(runs)} runs have {count}: runs with equal settings and seed count as one."
+    if poor := sum(run.poor for run in models):
+        yield f"{POOR_MODEL} in {poor} of {len(models)} runs. What is said of its heads means little there."
 
 
 def settings_of(runs: Sequence[FoundRun]) -> list[Setting]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,17 +10,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from mhaprune.experiments.base import Experiment
 from mhaprune.reporting.head_map import SmallMap
 from mhaprune.reporting.headline import Number
+from mhaprune.reporting.sentences import POOR_MODEL
 from mhaprune.runs.jobs import FILE, Sweep
 from mhaprune.settings.plugins import find_class
 from mhaprune.settings.ranges import expected, fits
 from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.seals import Damaged, checksum
-from mhaprune.storage.store import inside, read_status, reason
+from mhaprune.storage.store import inside, read_status, read_table, reason
 from mhaprune.tables import Tables
 
 RUN, COLLECTION = "run", "collection"
@@ -93,6 +94,11 @@ class FoundRun:
         return next(iter(self.status.get("findings", ())), "")
 
     @property
+    def poor(self) -> bool:
+        """True if the run warns that its model is poor at its task."""
+        return any(text.startswith(POOR_MODEL) for text in self.status.get("findings", ()))
+
+    @property
     def small_map(self) -> SmallMap | None:
         """The map of the heads; None for a run without one."""
         noted = self.status.get("head_map")
@@ -115,8 +121,15 @@ class FoundRun:
         try:
             tables = {}
             for name in (name for name in self.status.get("files", ()) if name.endswith(".csv")):
-                tables[name.removesuffix(".csv")] = pd.read_csv(io.BytesIO(self._read(name)), low_memory=False)
-            return replace(self, tables=tables, headline=list(self.experiment.headline(tables)))
+                tables[name.removesuffix(".csv")] = _table(name, self._read(name))
+            headline = list(self.experiment.headline(tables))
+            empty = next((name for name, table in tables.items() if table.empty), None)
+            if empty is not None and not headline and self.experiment.headline is not Experiment.headline:
+                raise Damaged(f"{empty}.csv has no rows")
+            for number in headline:
+                if not number.possible:
+                    raise Damaged(f"{number.name} is {number.value:g}, of {number.whole:g} for the whole model")
+            return replace(self, tables=tables, headline=headline)
         except Damaged as error:
             return replace(self, damage=str(error))
         except Exception as error:  # tables may hold anything
@@ -133,6 +146,19 @@ class FoundRun:
         if checksum(data) != self.status["files"][name]:
             raise Damaged(f"{name} has changed since the run wrote it")
         return data
+
+
+def _table(name: str, data: bytes) -> pd.DataFrame:
+    """Return the table in a file. Raises Damaged for a table that no run writes: with an infinite number, or with a
+    measurement twice."""
+    table = read_table(data)
+    measured = table.select_dtypes("float")
+    for column in measured:
+        if np.isinf(measured[column]).any():
+            raise Damaged(f"{name} has an infinite {column} in row {int(np.isinf(measured[column]).argmax()) + 1}")
+    if len(measured.columns) and table.duplicated().any():
+        raise Damaged(f"{name} has row {int(table.duplicated().argmax()) + 1} twice")
+    return table
 
 
 def read_run(folder: Path) -> FoundRun:

@@ -28,7 +28,7 @@ from mhaprune.runs.jobs import Job
 from mhaprune.runs.launching import do_sweep
 from mhaprune.runs.run import build, check
 from mhaprune.settings.plugins import conf_folder, results_folder
-from mhaprune.settings.sweep import SweepSettings
+from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings
 from mhaprune.storage.store import LOCK, refuse_links
 
 Values = Callable[[DictConfig, Sequence[str]], dict[str, Any]]
@@ -136,7 +136,12 @@ def check_counts(overrides: Sequence[Override], max_jobs: int) -> None:
         if one.is_interval_sweep():
             raise ValueError(f"{text}: names no values, write them out, for example {one.get_key_element()}=1,2,4")
         if one.is_sweep_override():
-            counts[text] = sum(1 for _ in itertools.islice(one.sweep_string_iterator(), max_jobs + 1))
+            if (name := one.get_key_element().lstrip("+").split(".")[0]) in ("cache", *SWEEP_SETTINGS):
+                raise ValueError(f"{text}: no job depends on {name}, must have one value")
+            try:
+                counts[text] = sum(1 for _ in itertools.islice(one.sweep_string_iterator(), max_jobs + 1))
+            except ValueError:  # of Python's range
+                raise ValueError(f"{text}: has a step of 0, must be range(START,STOP,STEP)") from None
             if not counts[text]:
                 raise ValueError(f"{text}: holds no value; glob chooses options of a group, range(0,5) are 0 to 4")
     if math.prod(counts.values()) > max_jobs:

@@ -45,7 +45,8 @@ def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts:
         {each.name: each.value for each in run.headline} | {"seconds": run.status.get("seconds")} for run in runs
     ]
     measured = dict.fromkeys(itertools.chain(*numbers))
-    states = [(run.why_not or "done").partition(":")[0] for run in runs]
+    done = ["done, poor model" if run.poor else "done" for run in runs]
+    states = [(run.why_not or well).partition(":")[0] for run, well in zip(runs, done, strict=True)]
     paths = [run.folder / "report.html" if inside(run.folder, "report.html") is not None else None for run in runs]
     reports = [os.path.relpath(path, out) if path is not None and path.is_file() else None for path in paths]
     columns = [

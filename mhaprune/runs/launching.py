@@ -17,6 +17,7 @@ from mhaprune.runs.doing import GRACE, PAUSE
 from mhaprune.runs.found import read_run
 from mhaprune.runs.jobs import LOCK, STOP, Job, Sweep
 from mhaprune.settings.plugins import allowed
+from mhaprune.settings.refusals import visible
 from mhaprune.settings.sweep import SweepSettings
 from mhaprune.storage import store
 from mhaprune.storage.cache import code_of
@@ -72,7 +73,7 @@ def do_sweep(
         for job in todo:
             launcher.check(job)
         if done:
-            print(f"{len(done)} of {len(found)} jobs are done and skipped: {_listed(done)}")
+            print(visible(f"{len(done)} of {len(found)} jobs are done and skipped: {_listed(done)}"))
         sweep.write(root)
         start = functools.partial(launcher.start, starts=sweep.starts)
         (root / STOP).unlink(missing_ok=True)
@@ -83,7 +84,7 @@ def do_sweep(
             remember(root)
             for line in collect([root], root, how.figure):
                 print(line)
-            print(f"all of it is in {root}, start with report.html")
+            print(f"all of it is in {visible(str(root))}, start with report.html")
     statuses = {job.label: read_status(root / job.name) for job in sweep.jobs}
     failed = [
         f"{label} ({': '.join(filter(None, [status.get('status', 'not started'), status.get('reason')]))})"

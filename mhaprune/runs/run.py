@@ -83,8 +83,8 @@ class Run(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.cache:
-            raise ValueError("cache='': must name a folder")
+        if not self.cache.strip():
+            raise ValueError(f"cache={self.cache!r}: must name a folder")
         gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         allowed = ["cpu", *(["cuda", *gpus] if gpus else [])]
         if self.device not in allowed:

@@ -22,6 +22,8 @@ def allow(packages: Iterable[str]) -> None:
     """Allow configs to name classes of these packages too. Raises ValueError for a package that cannot be imported."""
     for package in packages:
         try:
+            if not all(part.isidentifier() for part in package.split(".")):
+                raise ImportError("no name of a package")
             importlib.import_module(package)
         except ImportError as error:
             raise ValueError(

@@ -1,17 +1,40 @@
 """Error messages for users: one line with the key, its value and what is allowed."""
 
 import errno
+import io
 import pickle
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unicodedata import category
 
 from mhaprune.settings.plugins import PACKAGE
 
 BROUGHT = ("task", "model", "gate", "training")
 """Settings of a run that are stored in a saved model, so the user cannot set them beside `model_file`."""
+
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+"""The numbers of errors of a disk that takes no more; these errors often do not say where."""
+
+
+def visible(text: str) -> str:
+    r"""Return a text in one line that a terminal only shows: control characters and line breaks are written out.
+
+    >>> visible("sort\nall is fine\x1b[31m")
+    'sort\\nall is fine\\x1b[31m'
+    """
+    shown = (c if c.isprintable() or category(c) == "Zs" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(shown)
+
+
+def show_all() -> None:
+    """Make a terminal show a character that it does not have as its number, `\\u2026`, instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 class RunFailed(BaseException):
@@ -22,10 +45,10 @@ def one_line(error: BaseException) -> str:
     """Return the message of any error in one line."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; what was trained is kept, the same command goes on from there"
-    if isinstance(error, OSError) and (error.filename or error.errno == errno.ENOSPC):
+    if isinstance(error, OSError) and (error.filename or error.errno in FULL):
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}; hydra.run.dir and cache must name folders that can be written"
-    text = " ".join(str(error).split())
+        return visible(f"{where}{error.strerror}") + "; hydra.run.dir and cache must name folders that can be written"
+    text = visible(" ".join(str(error).split()))
     if isinstance(error, ValueError):
         return text
     return f"{type(error).__name__}: {text}{_place(error)} (HYDRA_FULL_ERROR=1 shows all)"

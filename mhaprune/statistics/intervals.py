@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike
 
 CONFIDENCE = 0.95
 QUANTILE = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+ONE_SIDED = 2 * CONFIDENCE - 1
+"""The confidence of a two-sided interval each end of which, taken alone, holds at `CONFIDENCE`."""
 SIGN_FLIPS = 4999
 MOST_SKEWED = 0.75
 """The largest skewness of a mean that gets an interval. A mean with a larger skewness depends on two examples or fewer
@@ -23,7 +25,7 @@ LEAST_RUNS = 3
 """The smallest number of runs for an interval over runs."""
 
 
-def mean_interval(values_E: np.ndarray) -> tuple[float, float]:
+def mean_interval(values_E: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return the interval of a mean over examples, corrected for skewness: see `skewed_ends`. Use it for losses.
 
     It is NaN if the mean depends on too few examples. Raises ValueError for fewer than two values.
@@ -31,7 +33,7 @@ def mean_interval(values_E: np.ndarray) -> tuple[float, float]:
     n = len(values_E)
     if n < 2:
         raise ValueError(f"interval of a mean over {n} value{'s' * (n != 1)}: at least 2 are needed")
-    low, high = skewed_ends(moments(values_E[:, None]), _student_quantile(n - 1))
+    low, high = skewed_ends(moments(values_E[:, None]), _student_quantile(n - 1, confidence))
     return float(low[0]), float(high[0])
 
 
@@ -96,15 +98,20 @@ def skewed_ends(moments_3N: np.ndarray, quantile: float = QUANTILE) -> tuple[np.
     return np.where(said_N, low_N, math.nan), np.where(said_N, high_N, math.nan)
 
 
-def paired_interval(first_E: np.ndarray, second_E: np.ndarray) -> tuple[float, float]:
+def paired_interval(first_E: np.ndarray, second_E: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return the interval of a difference: the share of successes in `first` minus the share in `second`, on the same
-    examples. Values are 0 or 1.
+    examples. Values are 0 or 1. See `counted_interval`."""
+    return counted_interval(int((first_E > second_E).sum()), int((first_E < second_E).sum()), len(first_E), confidence)
+
+
+def counted_interval(gained: float, lost: float, n: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the interval of a difference of two shares of the same n examples, of which `gained` succeed only in the
+    first share and `lost` only in the second.
 
     It is the score interval of Tango (1998, equations 8 to 11): all differences that McNemar's test does not reject.
     Unlike the bootstrap, it is reliable even if few or no examples differ.
     """
-    n = len(first_E)
-    gained, lost = float((first_E > second_E).sum()), float((first_E < second_E).sum())
+    quantile = NormalDist().inv_cdf((1 + confidence) / 2)
 
     def score(difference: float) -> float:
         b = (2 * n - gained + lost) * difference - gained - lost
@@ -113,7 +120,7 @@ def paired_interval(first_E: np.ndarray, second_E: np.ndarray) -> tuple[float, f
         return (gained - lost - n * difference) / math.sqrt(max(variance, 1e-12))
 
     observed = (gained - lost) / n
-    return _root(score, -1.0, observed, QUANTILE), _root(score, observed, 1.0, -QUANTILE)
+    return _root(score, -1.0, observed, quantile), _root(score, observed, 1.0, -quantile)
 
 
 def _root(falling: Callable[[float], float], low: float, high: float, wanted: float) -> float:
@@ -241,12 +248,12 @@ def quotient(part_R: np.ndarray, whole_R: np.ndarray) -> np.ndarray:
 
 
 @lru_cache
-def _student_quantile(degrees: int) -> float:
-    """Return the t for which Student's distribution has CONFIDENCE of its mass between -t and t, by bisection."""
+def _student_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
+    """Return the t for which Student's distribution has the mass `confidence` between -t and t, by bisection."""
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _student_mass(middle, degrees) < CONFIDENCE else (low, middle)
+        low, high = (middle, high) if _student_mass(middle, degrees) < confidence else (low, middle)
     return math.sqrt(degrees) * math.tan(low)
 
 

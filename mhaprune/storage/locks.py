@@ -38,10 +38,14 @@ def regular(path: str, flags: int) -> int:
     return file
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the bytes of a regular file. Raises OSError for anything else."""
+def read_bytes(path: Path, most: int = -1) -> bytes:
+    """Return the bytes of a regular file. Raises OSError for anything else, and for more than `most` bytes if that is
+    given."""
     with open(path, "rb", opener=regular) as file:
-        return file.read()
+        data = file.read(most + 1 if most >= 0 else -1)
+    if 0 <= most < len(data):
+        raise OSError(errno.EFBIG, f"has more than {most} bytes", str(path))
+    return data
 
 
 @contextmanager

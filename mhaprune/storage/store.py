@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +83,31 @@ def refuse_links(key: str, folder: Path, names: Iterable[str]) -> None:
             raise ValueError(f"{key}={folder}: {name} is a link or no regular file, through which nothing is written")
 
 
+FORMULA = r"^(?=[=+\-@\t\r']|\s+[=+\-@])"
+"""The beginning of a text that a spreadsheet could run as a formula, or that begins with the sign that prevents it."""
+
+
+def as_csv(frame: pd.DataFrame) -> bytes:
+    """Return a table as CSV. A text, also the name of a column, that a spreadsheet would run as a formula gets a `'` in
+    front, which `read_table` takes away."""
+    write = partial(frame.rename(columns=_marked).map(_marked).to_csv, index=False, float_format="%.9g")
+    text: str = write()
+    return (write(quoting=csv.QUOTE_ALL) if "\r" in text else text).encode()  # csv takes \r for a plain character
+
+
+def _marked(value: Any) -> Any:
+    return re.sub(FORMULA, "'", value) if isinstance(value, str) else value
+
+
+def read_table(data: bytes) -> pd.DataFrame:
+    """Return the table that `as_csv` wrote, with the texts as they were."""
+    return pd.read_csv(io.BytesIO(data), low_memory=False).rename(columns=_unmarked).map(_unmarked)
+
+
+def _unmarked(value: Any) -> Any:
+    return value[1:] if isinstance(value, str) and value[:1] == "'" and re.match(FORMULA, value[1:]) else value
+
+
 class RunFolder:
     """The folder of one run. `status.json` says running, done or failed, and lists the files of the run.
 
@@ -135,7 +164,7 @@ class RunFolder:
         write_bytes(path, data)
 
     def write_table(self, name: str, frame: pd.DataFrame) -> None:
-        self.write(f"{name}.csv", frame.to_csv(index=False, float_format="%.9g").encode())
+        self.write(f"{name}.csv", as_csv(frame))
 
     def write_figures(self, plots: Iterable[Any]) -> None:
         """Write every figure under its `name` in `figures/`, in each form and in the size of the settings."""

@@ -3,13 +3,23 @@
 from collections.abc import Sequence
 from math import isnan, nan
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from mhaprune.experiments.can_go import summary_of, surely, surely_words
+from mhaprune.experiments.can_go import (
+    count_words,
+    examples_needed,
+    fewest_that_fail,
+    headline,
+    removable,
+    summary_of,
+    surely,
+    surely_words,
+)
 from mhaprune.measure.columns import choose_columns
-from mhaprune.statistics.intervals import paired_interval
+from mhaprune.statistics.intervals import ONE_SIDED, counted_interval, paired_interval
 from mhaprune.subject import AnswerOutcome
 
 DENSE = torch.ones(512)
@@ -57,36 +67,76 @@ def test_the_columns_are_what_is_lost_to_the_dense_model_pair_by_pair() -> None:
 @pytest.mark.parametrize(
     ("changes", "heads"),
     [
-        ([(0, 0)], (3, 3)),  # the upper end is .0074 where none is lost, and .0110 where one is
-        ([(1, 0)], (3, 0)),
+        ([(1, 0)], (3, 3)),  # the one-sided end is .0087 where one is lost, and .0117 where two are
+        ([(2, 0)], (3, 0)),
         ([(5, 0)], (3, 0)),  # 5 of 512 are less than a point
         ([(6, 0)], (0, 0)),
-        ([(0, 0), (0, 0), (1, 0), (0, 0)], (12, 6)),  # the first budget that is not sure ends what is sure
-        ([(1, 0), (0, 0)], (6, 0)),
+        ([(0, 0), (1, 0), (2, 0), (0, 0)], (12, 6)),  # the first budget that is not sure ends what is sure
+        ([(2, 0), (0, 0)], (6, 0)),
     ],
 )
-def test_one_lost_answer_of_512_is_within_a_point_and_not_surely(
+def test_two_lost_answers_of_512_are_within_a_point_and_not_surely(
     changes: list[tuple[int, int]], heads: tuple[int, int]
 ) -> None:
     assert decided(*changes) == heads
 
 
 def test_the_upper_end_may_be_the_tolerance_itself() -> None:
-    high = curve_of([(1, 0)])["choose_drop_high"].item()
-    assert decided((1, 0), tolerance=high) == (3, 3)
-    assert decided((1, 0), tolerance=high - 1e-9) == (3, 0)
+    most = curve_of([(1, 0)])["choose_drop_most"].item()
+    assert decided((1, 0), tolerance=most) == (3, 3)
+    assert decided((1, 0), tolerance=most - 1e-9) == (3, 0)
 
 
 def test_the_order_of_the_rows_does_not_matter_and_the_dense_model_may_stay() -> None:
-    curve = curve_of([(0, 0), (0, 0), (1, 0), (9, 0)])
+    curve = curve_of([(0, 0), (0, 0), (2, 0), (9, 0)])
     for rows, heads in ((curve, (6, 3)), (curve[::-1], (6, 3)), (curve[3:], (0, 0))):
         row = summary_of(rows, curve.iloc[0], 0.01)
         assert (row["heads_removed"], row["heads_removed_sure"]) == heads
 
 
 def test_without_an_interval_nothing_is_said_of_what_is_sure() -> None:
-    assert isnan(surely(curve_of([(0, 0), (0, 0)]).assign(choose_drop_high=nan), 0.01))
+    assert isnan(surely(curve_of([(0, 0), (0, 0)]).assign(choose_drop_most=nan), 0.01))
     row = {"heads_total": 12, "heads_removed_sure": nan}
-    assert surely_words(row) == ""
-    assert surely_words(row | {"heads_removed_sure": 3.0}) == " (3 at 95 % confidence)"
-    assert surely_words(row | {"heads_removed_sure": 0}) == " (none at 95 % confidence)"
+    assert surely_words(row, {}) == ""
+    assert surely_words(row | {"heads_removed_sure": 3.0}, {}) == "3 at 95 % confidence"
+    assert surely_words(row | {"heads_removed_sure": 0}, {}) == "none at 95 % confidence"
+
+
+@pytest.mark.parametrize("tried", [(14, 18), (2,), (3, 6, 9, 12), (1, 14)])
+def test_no_size_that_was_tried_is_not_said_to_be_none(tried: tuple[int, ...]) -> None:
+    """With one head tried, none can be removed; without it, fewer heads are not known."""
+    known = 1 in tried
+    tables = {"recovery": pd.DataFrame({"heads_removed": [0, *tried]})}
+    curve = curve_of([(0, 0)])
+    row = summary_of(curve, curve.iloc[0], 0.01) | {"recovery": "nothing", "heads_total": 24}
+    [heads, quality, speed] = headline(pd.DataFrame([row]), tables)
+    assert all(isnan(each.value) != known for each in (heads, quality, speed)), "a mean must not count it as 0"
+    sizes = f"{tried[0]} and {tried[1]}" if len(tried) == 2 else f"{tried[0]} to {tried[-1]}"
+    sizes = str(tried[0]) if len(tried) == 1 else sizes
+    said = removable(0, 24, tables)
+    assert said == ("None of 24 heads" if known else f"None of the sizes tried ({sizes} of 24 heads, not fewer)")
+    assert count_words(0, tables) == ("none" if known else "none of the sizes tried")
+    assert (count_words(14, tables), removable(14, 24, tables)) == ("14", "14 of 24 heads")
+
+
+@pytest.mark.parametrize("n", [512, 2000])
+def test_of_losses_at_the_tolerance_one_in_twenty_passes(n: int) -> None:
+    """A claim at 95 % confidence may be wrong in 5 % of draws, and it should use them."""
+    draw, tolerance = np.random.default_rng(0), 0.01
+    for gained in (0.0, 0.005, 0.02):
+        counts = draw.multinomial(n, [tolerance + gained, gained, 1 - tolerance - 2 * gained], size=4000)
+        pairs, often = np.unique(counts[:, :2], axis=0, return_counts=True)
+        passed = [counted_interval(lost, won, n, ONE_SIDED)[1] < tolerance for lost, won in pairs]
+        assert 0.02 < often[passed].sum() / 4000 < 0.07
+
+
+def test_what_a_split_of_this_size_can_decide_is_exact() -> None:
+    """The numbers in words are those at which the decision changes."""
+    for n, tolerance in ((512, 0.01), (512, 0.05), (3000, 0.01)):
+        fails = fewest_that_fail(n, tolerance)
+        assert (
+            counted_interval(fails, 0, n, ONE_SIDED)[1] > tolerance >= counted_interval(fails - 1, 0, n, ONE_SIDED)[1]
+        )
+    needed = examples_needed(0.005, 0.01)
+    assert counted_interval(0.005 * needed * 1.1, 0, needed * 1.1, ONE_SIDED)[1] < 0.01
+    assert counted_interval(0.005 * needed * 0.9, 0, needed * 0.9, ONE_SIDED)[1] > 0.01

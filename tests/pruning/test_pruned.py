@@ -13,7 +13,7 @@ from mhaprune.measure.outcomes import ProofFailed, gate_gradients, measure
 from mhaprune.measure.times import COPIES
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import Plan, Search, choices, plans_of
-from mhaprune.pruning.removal import prune, smallest_effect, time_removed
+from mhaprune.pruning.removal import EquivalenceCheck, prune, smallest_effect, time_removed
 from mhaprune.schedules.base import Evidence, Schedule
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
@@ -74,6 +74,17 @@ def test_a_removal_that_is_not_the_mask_fails(model: Seq2Seq, splits: Splits) ->
     differ = "masked and removed differ by .* allowed is 1e-09; removed: encoder_self.0.0 .*"
     with pytest.raises(ProofFailed, match=differ):
         prune(model, plans(model), splits)
+
+
+def test_the_largest_difference_is_that_of_all_masks_and_not_of_the_last(
+    model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    differences = iter([1e-12, 3e-11, 1e-15])
+    monkeypatch.setattr(Seq2Seq, "removal_proof", lambda self, batch: lambda mask: next(differences))
+    check = EquivalenceCheck(model, splits.report)
+    for _ in range(3):
+        check.prove(HeadMask(model.grid))
+    assert check.worst == 3e-11
 
 
 def test_a_mask_that_one_block_ignores_fails(model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from mhaprune.recoveries.base import Recovery, RecoveryContext, recover
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.recoveries.refit import Refit
+from mhaprune.storage.cache import weights_digest
 from mhaprune.tasks.sort import Sort
 from support.models import gated_model, lesson_of
 
@@ -81,3 +83,22 @@ def test_a_recovery_is_kept_for_all_that_decides_it_and_nothing_else(lesson: Rec
     assert taught != scratch
     assert taught["from"] != scratch["from"], "the teacher's weights decide, too"
     assert kept_for(FromScratch(1)) == kept_for(FromScratch(3)) != kept_for(FromScratch(3), draw=1)
+
+
+def test_a_control_never_starts_from_the_weights_of_a_run(
+    lesson: RecoveryContext, task: Sort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any seed that people use: else a draw of the control would be the dense model itself."""
+    monkeypatch.setattr(type(lesson.training), "__call__", lambda *arguments: pd.DataFrame())
+    started = set()
+    for seed in range(4):
+        torch.manual_seed(seed)
+        started.add(weights_digest(Seq2Seq(lesson.dense.config, len(task.vocabulary), None)))
+    left = lesson.dense.without(HeadMask(lesson.dense.grid))
+    controls = [
+        weights_digest(FromScratch()(replace(lesson, seed=seed), left, draw, None, lambda state: None)[0])
+        for seed in range(4)
+        for draw in range(3)
+    ]
+    assert len({*controls}) == 12, "each draw of each seed has its own"
+    assert not started & {*controls}

@@ -16,12 +16,14 @@ from mhaprune.experiments.train import Train
 from mhaprune.reporting.head_map import SmallMap, Verdict, in_small, thumbnail
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import MOST_RUNS
+from mhaprune.reporting.sentences import if_poor
 from mhaprune.runs.collecting import collect, numbers_of, remember, settings_of
 from mhaprune.runs.found import FoundRun
 from mhaprune.runs.index import index_of
 from mhaprune.runs.jobs import Job, Sweep
 from mhaprune.settings.figures import FigureSettings
 from mhaprune.settings.options import target
+from mhaprune.storage.seals import checksum
 from mhaprune.storage.store import RunFolder, read_status
 from support.browser import after, needs_browser
 from support.made_tables import pruning_table, summary
@@ -40,6 +42,17 @@ def make_run(path: Path, **identity: Any) -> None:
 
 def change_status(run: Path, **fields: Any) -> None:
     (run / "status.json").write_text(json.dumps(read_status(run) | fields))
+
+
+def sealed_again(run: Path, name: str, data: bytes) -> None:
+    """As one does who changes a table on purpose."""
+    (run / name).write_bytes(data)
+    change_status(run, files=read_status(run)["files"] | {name: checksum(data)})
+
+
+def change_summary(run: Path, **columns: float) -> None:
+    frame = pd.read_csv(run / "summary.csv").assign(**columns)
+    sealed_again(run, "summary.csv", frame.to_csv(index=False).encode())
 
 
 def make_failed(path: Path, reason: str) -> None:
@@ -200,6 +213,52 @@ def test_what_cannot_be_collected_is_refused(tmp_path: Path) -> None:
     [line] = collect([tmp_path / "a"], tmp_path / "out")
     assert "failed: ValueError: no" in line
     assert (tmp_path / "out" / "report.html").exists(), "also of failed runs only"
+
+
+def test_runs_of_one_model_count_once(tmp_path: Path) -> None:
+    """A run done again, or a copy of its folder, is no further model: it has no interval. Only its times are new."""
+    for name, seed in (("a", 0), ("b", 0), ("c", 0)):
+        make_run(tmp_path / "runs" / name, num_heads=2, seed=seed)
+    change_summary(tmp_path / "runs" / "c", speedup=1.51)
+    lines = collect([tmp_path / "runs"], tmp_path / "out")
+    assert lines[0] == "The 3 runs have 1 model: runs with equal settings and seed count as one."
+    assert not any("new run" in line for line in lines)
+    for seed in (1, 2):
+        make_run(tmp_path / "runs" / str(seed), num_heads=2, seed=seed)
+    said = collect([tmp_path / "runs"], tmp_path / "out")
+    assert [line for line in said if "means over 3 runs" in line] == said[:3], "three seeds"
+    assert said[2].startswith(f"Times as fast: {(1.31 + 1.21 + 1.21) / 3:.2f} ("), "the mean of its times, once"
+    assert "The 5 runs have 3 models" in said[4]
+    runs = pd.read_csv(tmp_path / "out" / "runs.csv")
+    assert len(runs) == 5, "the table has them all"
+
+
+@pytest.mark.parametrize("poor", [0, 1, 2])
+def test_a_sweep_warns_of_the_poor_models_in_it(poor: int, tmp_path: Path) -> None:
+    training = pd.DataFrame({"step": [1], "valid_quality": [0.5]})
+    for seed in range(3):
+        make_run(tmp_path / "runs" / str(seed), num_heads=2, seed=seed)
+        if seed < poor:
+            findings = [*FOUND["findings"], *if_poor({"training": training})]
+            change_status(tmp_path / "runs" / str(seed), findings=findings)
+    lines = collect([tmp_path / "runs"], tmp_path / "out")
+    warned = [line for line in lines if "poor" in line]
+    assert len(warned) == bool(poor)
+    assert all(f"in {poor} of 3 runs" in line for line in warned)
+    index = (tmp_path / "out" / "index.html").read_text()
+    assert index.count("<td>done, poor model</td>") == poor
+    assert f"{poor} done, poor model" in index or not poor
+
+
+def test_a_size_that_was_not_tried_is_no_zero_of_a_mean(tmp_path: Path) -> None:
+    """Two models lose 9 heads; of the third no size that was tried can go, which may be any number below it."""
+    for seed in range(3):
+        make_run(tmp_path / "runs" / str(seed), num_heads=2, seed=seed)
+    change_summary(tmp_path / "runs" / "2", heads_removed=0)
+    lines = collect([tmp_path / "runs"], tmp_path / "out")
+    assert lines[0] == "Heads that can be removed: not compared, 1 of 3 runs have no such number."
+    assert not any("means over" in line for line in lines)
+    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["heads that can be removed"].isna()) == [False, False, True]
 
 
 def found(value: float = 1.0, **settings: str) -> FoundRun:

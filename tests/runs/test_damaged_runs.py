@@ -1,6 +1,7 @@
 """One damaged run neither breaks nor thins what is collected from many, and nothing outside a folder is touched."""
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,20 +9,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from test_collect import change_status, make_run
+from test_collect import change_status, make_run, sealed_again
 
+from collect import main as collect_script
 from mhaprune.runs.collecting import collect
-from mhaprune.storage.seals import checksum
 from mhaprune.storage.store import RunFolder, read_status
 from support.made_tables import pruning_table
 
 Damage = Callable[[Path], None]
-
-
-def sealed_again(run: Path, name: str, data: bytes) -> None:
-    """As one does who changes a table on purpose."""
-    (run / name).write_bytes(data)
-    change_status(run, files=read_status(run)["files"] | {name: checksum(data)})
 
 
 def rewritten(change: Callable[[pd.DataFrame], pd.DataFrame]) -> Damage:
@@ -85,6 +80,25 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "table cut": (lambda run: os.truncate(run / "summary.csv", 40), CHANGED),
     "table of other columns": (rewritten(lambda frame: frame.drop(columns="heads_removed")), f"{MISFIT}KeyError"),
     "table of texts": (rewritten(lambda frame: frame.assign(heads_removed="x")), MISFIT),
+    "table with an infinite quality": (
+        rewritten(lambda frame: frame.assign(quality=[1.0, math.inf])),
+        "summary.csv has an infinite quality in row 2",
+    ),
+    "table with an infinite speed-up downwards": (
+        rewritten(lambda frame: frame.assign(speedup=-math.inf)),
+        "summary.csv has an infinite speedup in row 1",
+    ),
+    "rows twice": (rewritten(lambda frame: pd.concat([frame, frame])), "summary.csv has row 3 twice"),
+    "no rows": (rewritten(lambda frame: frame[:0]), "summary.csv has no rows"),
+    "fewer heads than none": (
+        rewritten(lambda frame: frame.assign(heads_removed=-5)),
+        "heads that can be removed is -5, of 24 for the whole model",
+    ),
+    "more heads than all": (
+        rewritten(lambda frame: frame.assign(heads_removed=25)),
+        "heads that can be removed is 25, of 24 for the whole model",
+    ),
+    "slower than never": (rewritten(lambda frame: frame.assign(speedup=-1.2)), "times as fast is -1.2, of 1 for"),
     "table of bytes": (lambda run: sealed_again(run, "summary.csv", b"\xff\xfe" * 50), f"{MISFIT}Unicode"),
 }
 
@@ -109,6 +123,19 @@ def test_a_damaged_run_is_named_and_the_others_are_collected_whole(name: str, th
     assert "\n" not in damaged
     assert list(pd.read_csv(tmp_path / "out" / "pruning.csv")["label"].unique()) == ["num_heads=2", "num_heads=8"]
     assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["state"].str[:7]) == ["done", "damaged", "done"]
+
+
+def test_a_terminal_shows_what_others_wrote_and_does_not_obey_it(three: Path, tmp_path: Path, capsys: Any) -> None:
+    """No escape and no further line from a foreign run: in a finding, a reason, a setting, the name of a folder."""
+    change_status(three / "a", findings=["fine\x1b]0;title\x07\nall of it is fine"])
+    change_status(three / "b", status="failed", reason="no\x9b31m\u2028all of it is fine\u202e")
+    change_status(three / "c", overrides=["task.kind=\x1b[2J"])
+    make_run(tmp_path / "runs" / "d\x1b[8m\nall of it is fine", num_heads=2)
+    assert collect_script([str(three), "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert all(c.isprintable() or c == "\n" for c in shown)
+    assert r"\x1b]0;title\x07\nall of it is fine" in shown
+    assert not any(line.startswith("all of it is fine") for line in shown.splitlines())
 
 
 def test_runs_that_cannot_be_drawn_together_are_said_all_the_same(

@@ -94,6 +94,8 @@ def test_knowledge_is_half_of_fisher_and_the_mean_square_of_what_a_head_writes(m
         scores = Knowledge(representation=factor)(model, splits.score, seed=0)
         torch.testing.assert_close(scores.values[0], fisher / 2 + factor * sizes)
         assert (scores.forward_passes, scores.backward_passes) == (2, 1)
+    usual = Knowledge()(model, splits.score, seed=0).values[0]
+    torch.testing.assert_close(usual, fisher / 2 + 0.00025 * sizes, msg="the λ of the published script")
 
 
 def test_random_draws_are_orders_and_seeded(model: Seq2Seq, splits: Splits) -> None:

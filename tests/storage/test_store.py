@@ -28,7 +28,7 @@ from mhaprune.storage import locks
 from mhaprune.storage.cache import Cache, sources
 from mhaprune.storage.locks import is_held, locked
 from mhaprune.storage.seals import Damaged, opened, sealed
-from mhaprune.storage.store import RunFolder, read_status, write_bytes
+from mhaprune.storage.store import RunFolder, as_csv, read_status, read_table, write_bytes
 from support.commands import run_here
 from support.damage import flipped
 from support.sizes import TINY, TINY_SEQUENCES
@@ -47,6 +47,35 @@ def test_a_file_is_old_or_new_but_never_half(tmp_path: Path, monkeypatch: pytest
             write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["table.csv"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "=1+1",
+        '=HYPERLINK("http://x","y")',
+        "+1",
+        "-",
+        "-0.5",
+        "@SUM(1)",
+        "\t=1",
+        "\r=1",
+        "a\r=1",
+        " =1",
+        "'=1",
+        "''",
+        "a=1",
+    ],
+)
+def test_no_text_of_a_table_is_a_formula_and_reading_returns_the_text(text: str) -> None:
+    """Neither a cell nor the name of a column; a number stays a number, a negative one too."""
+    frame = pd.DataFrame({"x": [-1.5, 2.0], "n": [-1, 2], "yes": [True, False], "t": [text, "word"], text: ["a", "b"]})
+    data = as_csv(frame)
+    pd.testing.assert_frame_equal(read_table(data), frame)
+    raw = pd.read_csv(io.BytesIO(data), dtype=str, keep_default_na=False)
+    cells = [*raw["t"], *raw.columns]
+    assert not any(cell.lstrip().startswith(("=", "+", "-", "@")) for cell in cells)
+    assert (list(raw["x"]), list(raw["n"])) == (["-1.5", "2"], ["-1", "2"])
 
 
 def test_status_says_running_then_done(tmp_path: Path) -> None:
@@ -379,7 +408,9 @@ def test_a_folder_without_a_name_and_one_outside_that_of_the_run_are_refused(
     setting: str, said: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = run_here(main, *TRAIN, f"hydra.run.dir={tmp_path / 'run'}", f"cache={cache}", setting)
+    places = {"hydra.run.dir": tmp_path / "run", "cache": cache}
+    others = [f"{key}={place}" for key, place in places.items() if key != setting.partition("=")[0]]
+    done = run_here(main, *TRAIN, *others, setting)
     assert done.returncode == 1
     assert said in done.stderr
     assert list(tmp_path.iterdir()) == []

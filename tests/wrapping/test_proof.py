@@ -149,6 +149,17 @@ def test_a_weight_that_is_also_read_elsewhere_shows_in_the_whole_model() -> None
     assert heads.proven.why_not.startswith("masked and removed differ by")
 
 
+def test_a_smaller_model_that_ends_in_nan_is_not_proved() -> None:
+    """Although each of its modules computes what it should."""
+
+    class Shaped(Classifier):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            whole = self.attention[0].out_proj.weight.shape[1] == 16
+            return {"logits": super().forward(input_ids, attention_mask)["logits"] * (1.0 if whole else float("nan"))}
+
+    assert "none removable: masked and removed differ by nan" in repr(wrapped(Shaped()))
+
+
 class NearlyRight(MultiHeadAttention):
     """Attention that depends on how many heads it has, by less than float32 shows in an output."""
 

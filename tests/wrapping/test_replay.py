@@ -50,6 +50,18 @@ def test_many_masks_at_once_lose_what_each_loses_alone(kind: type[Classifier]) -
     torch.testing.assert_close(measure_masks(heads.subject, split, gates_MN).loss, plain)
 
 
+def test_a_gate_that_is_neither_open_nor_closed_is_a_gate_too() -> None:
+    """Half open, nearly open, more than open, or negative: in one block or in both."""
+    heads = wrap(Classifier(), losses.classification, score=batches(2))
+    split, values = heads.splits["score"], torch.tensor([0.4, 0.6, 0.999, 1.001, 2.0, -1.0])
+    gates_MN = all_open(heads.subject, 3 * len(values))
+    for m, value in enumerate(values.repeat(3)):
+        gates_MN[m, [slice(0, 1), slice(4, 5), slice(0, 8, 4)][m // len(values)]] = value
+    plain = torch.stack([measure(heads.subject, split, gates_N).loss for gates_N in gates_MN])
+    assert len(plain.sum(dim=1).unique()) == len(plain), "each of them is seen"
+    torch.testing.assert_close(measure_masks(heads.subject, split, gates_MN).loss, plain)
+
+
 class Counted(nn.Linear):
     computed = 0
 

@@ -24,6 +24,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import output_difference
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import conf_folder, option
+from mhaprune.wrapping.units import in_units
 from support.figures import drawing
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -326,3 +327,11 @@ def test_a_model_is_called_with_heads_closed(llama: Heads) -> None:
         removed = llama.prune(mask=mask)(**batch).logits
     torch.testing.assert_close(closed, removed)
     assert not torch.allclose(closed, before)
+
+
+@pytest.mark.parametrize(("idle", "named"), [([0], []), ([0, 1], ["0.0"]), ([1, 2, 3], ["0.2"]), ([], [])])
+def test_a_group_has_no_effect_only_if_none_of_its_heads_has(idle: list[int], named: list[str], llama: Heads) -> None:
+    """Two heads are a group: with one that is read, the group is read."""
+    subject: Any = llama.subject
+    without_effect = frozenset(subject.grid.heads[n] for n in idle)
+    assert names(in_units(subject.changed(without_effect=without_effect), "group").without_effect) == named

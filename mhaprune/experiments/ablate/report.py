@@ -1,6 +1,6 @@
 """The report of `experiment=ablate`: how many heads can be removed, which heads, and the cost and benefit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import nan
 from typing import Any
 
@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mhaprune.experiments import can_go
-from mhaprune.experiments.can_go import caveats, most_removed, surely_words
+from mhaprune.experiments.can_go import caveats, count_words, most_removed, removable, surely_words
 from mhaprune.experiments.shift import say_shift
 from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
@@ -43,31 +43,37 @@ def say(tables: Tables) -> Iterator[str]:
     total, dense = int(best["heads_total"]), best["dense_quality"]
     if best["heads_removed"] > 0:
         yield (
-            f"{int(best['heads_removed'])} of {total} {units} can be removed: {right(best[QUALITY], tables, 'still ')}"
-            f" ({share(dense)} with all {units})."
+            f"{removable(best['heads_removed'], total, tables)} can be removed:"
+            f" {right(best[QUALITY], tables, 'still ')} ({share(dense)} with all {units})."
         )
-        if surely_words(best):
-            yield f"At 95 % confidence {int(best[SURE]) or 'none'} can be removed."
+        if surely_words(best, tables):
+            yield f"At 95 % confidence {count_words(best[SURE], tables)} can be removed."
         yield as_fast(best, tables)
     else:
         yield (
-            f"None of {total} {units} can be removed within {best['tolerance']:g} of the whole model's"
+            f"{removable(0, total, tables)} can be removed within {best['tolerance']:g} of the whole model's"
             f" {quality_name(tables)} ({share(dense)})."
         )
     for row in recovered:
         if row["heads_removed"]:
             yield (
-                f"After {row['recovery']} {int(row['heads_removed'])} can be removed{surely_words(row)}:"
+                f"After {row['recovery']} {int(row['heads_removed'])} can be removed{_surely(row, tables)}:"
                 f" {right(row[QUALITY], tables)}. {as_fast(row, tables)}"
             )
         else:
-            yield f"After {row['recovery']} none can be removed."
+            yield f"After {row['recovery']} {count_words(0, tables)} can be removed."
     for row in (best, *recovered):
         if row["heads_removed"]:
             yield _which(row)
     yield from say_shift(tables)
-    sure = any(surely_words(row) for row in (best, *recovered) if row["heads_removed"])
-    yield from caveats(tables, sure, best["tolerance"], "recovered")
+    sure = any(surely_words(row, tables) for row in (best, *recovered) if row["heads_removed"])
+    yield from caveats(tables, best, sure, "recovered")
+
+
+def _surely(row: Mapping[str, Any], tables: Tables) -> str:
+    """Return ` (12 at 95 % confidence)`; empty if not known."""
+    words = surely_words(row, tables)
+    return f" ({words})" if words else ""
 
 
 def _which(row: dict[Any, Any]) -> str:
@@ -91,7 +97,7 @@ def head_map(tables: Tables) -> Verdict:
     units = unit_name(tables)
     title = f"{len(gone)} of {len(heads)} {units} removed: {right(best[QUALITY], tables)}"
     if not gone:
-        title = f"None of {len(heads)} {units} can be removed at the budgets tried"
+        title = f"{removable(0, len(heads), tables)} can be removed"
     meaning = f"Dashed tiles are {units} that were removed together, as chosen by {best['scorer']}; blue ones stay."
     named_scorer = "" if heads["score"].isna().all() else scorer
     return Verdict(heads, named_scorer, title, meaning, tables=("summary", "heads"))
@@ -129,8 +135,14 @@ def accuracy_curves(tables: Tables) -> Plot:
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
     units, rows = unit_name(tables), [most_removed(own) for _, own in tables["summary"].groupby("recovery", sort=False)]
     within = f"can be removed within {rows[0]['tolerance']:g} of {quality}"
-    title = f"Of {int(rows[0]['heads_total'])} {units} {int(rows[0]['heads_removed'])} {within}"
-    parts = [title, *(f"{int(row['heads_removed'])} after {plots.elided(str(row['recovery']))}" for row in rows[1:])]
+    title = f"{removable(rows[0]['heads_removed'], int(rows[0]['heads_total']), tables)} {within}"
+    parts = [
+        title,
+        *(
+            f"{count_words(row['heads_removed'], tables)} after {plots.elided(str(row['recovery']))}"
+            for row in rows[1:]
+        ),
+    ]
     axes.set_title(plots.wrapped(", ".join(parts), 6.5))
     plots.legend_above(figure, axes)
     caption = (

@@ -64,7 +64,7 @@ def life_of_the_tensors(tables: Tables) -> Plot:
             step, matrix = steps.loc[name], matrices[name]
             colours = around_zero(matrices[COLOURS_OF.get(name, name)])
             if name == "weights":
-                colours = {"cmap": MATTERS, "vmin": 0, "vmax": float(np.nanmax(matrix))}
+                colours = {"cmap": MATTERS, "vmin": 0, "vmax": 1}
             axes.set_facecolor(MISSING)
             image = heat_map(axes, np.where(np.isfinite(matrix), matrix, np.nan), **colours)
             if matrix.size == 1:
@@ -83,7 +83,7 @@ def life_of_the_tensors(tables: Tables) -> Plot:
         f"The life of the tensors: one real call of {block}, the first example of the batch and, once the heads are"
         f" apart, head {head['head']} (framed before). Rows are positions, columns features or, of scores and weights,"
         " keys; where the example ends, padding follows. Orange is positive, purple negative, each picture in its own"
-        " scale but 10 to 12 in one and 14 and 16 in one; weights are blue, from 0 to the largest, three are written;"
+        " scale but 10 to 12 in one and 14 and 16 in one; weights are blue, from 0 to 1, three are written;"
         " grey is where attention is forbidden. Shapes are in symbols and numbers: B examples, T"
         f" queries, U keys, H heads of size K (here H·K = {len(matrices['queries'][0]) // head_dim} × {head_dim} ="
         f" {len(matrices['queries'][0])}), model width D, inputs of width qdim, kdim and vdim."

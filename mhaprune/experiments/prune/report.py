@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mhaprune.experiments import can_go
-from mhaprune.experiments.can_go import caveats, most_removed, surely_words
+from mhaprune.experiments.can_go import caveats, count_words, most_removed, removable, surely_words
 from mhaprune.experiments.shift import say_shift
 from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
@@ -38,14 +38,17 @@ def say(tables: Tables) -> Iterator[str]:
     best = most_removed(smallest[~smallest["control"]])
     kept, total, dense = int(best["heads_kept"]), int(best["heads_total"]), share(best["dense_quality"])
     if best["heads_removed"]:
-        first, *others = [row for _, row in _by_recovery(smallest) if not row["control"]]
+        first, *others = [row for _, row in _by_recovery(tables) if not row["control"]]
         yield (
-            f"{int(first['heads_removed']) or 'None'} of {total} heads can be removed{_after(first)}"
-            + "".join(f"{',' if i else ';'} {int(row['heads_removed'])}{_after(row)}" for i, row in enumerate(others))
+            f"{removable(first['heads_removed'], total, tables)} can be removed{_after(first)}"
+            + "".join(
+                f"{',' if i else ';'} {count_words(row['heads_removed'], tables)}{_after(row)}"
+                for i, row in enumerate(others)
+            )
             + f" ({right(best[QUALITY], tables)}; {dense} with all heads)."
         )
-        if surely_words(best):
-            yield f"At 95 % confidence {int(best[SURE]) or 'none'} can be removed{_after(best)}."
+        if surely_words(best, tables):
+            yield f"At 95 % confidence {count_words(best[SURE], tables)} can be removed{_after(best)}."
         after = "" if best["recovery"] == NOTHING else f" and the model was recovered by {best['recovery']}"
         after += f" ({int(best['steps'])} steps of training)" if after and best["steps"] else ""
         yield f"The {int(best['heads_removed'])} were chosen by {_way(best)}{after}."
@@ -56,19 +59,19 @@ def say(tables: Tables) -> Iterator[str]:
         yield as_fast(best, tables)
     else:
         yield (
-            f"None of {total} heads can be removed within {best['tolerance']:g} of the whole model's {quality}"
+            f"{removable(0, total, tables)} can be removed within {best['tolerance']:g} of the whole model's {quality}"
             f" ({dense}), however they are chosen and whatever is done afterwards."
         )
     if 0 < kept < total:
         yield f"These stay (site.layer: heads, counted from 0): {by_block(head_names(best['kept']))}."
-    parts = [f"{words} ({share(row[QUALITY])}, {_way(row)})" for words, row in _by_recovery(smallest)]
+    parts = [f"{words} ({share(row[QUALITY])}, {_way(row)})" for words, row in _by_recovery(tables)]
     yield (
         f"Heads that can be removed within {best['tolerance']:g} of {quality} on the choose split, with the {quality}"
         f" on the report split: {', '.join(parts)}."
     )
     yield from say_shift(tables)
-    sure = bool(best["heads_removed"] and surely_words(best))
-    yield from caveats(tables, sure, best["tolerance"], "recovery")
+    sure = bool(best["heads_removed"] and surely_words(best, tables))
+    yield from caveats(tables, best, sure, "recovery")
 
 
 def _after(row: pd.Series) -> str:
@@ -79,12 +82,12 @@ def _after(row: pd.Series) -> str:
     return f" after {steps}{row['recovery']}"
 
 
-def _by_recovery(smallest: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
+def _by_recovery(tables: Tables) -> Iterator[tuple[str, pd.Series]]:
     """Yield for each recovery the row with the most heads removed, with words: `18 after refit`."""
-    for name, own in smallest.groupby("recovery", sort=False):
+    for name, own in tables["smallest"].groupby("recovery", sort=False):
         row = most_removed(own)
         after = f"{'by' if row['control'] else 'after'} {name}" if name != NOTHING else "with nothing done afterwards"
-        yield f"{int(row['heads_removed'])} {after}", row
+        yield f"{count_words(row['heads_removed'], tables)} {after}", row
 
 
 def head_map(tables: Tables) -> Verdict:
@@ -97,6 +100,8 @@ def head_map(tables: Tables) -> Verdict:
     title = f"{int(best['heads_removed'])} of {len(heads)} heads removed: {right(best[QUALITY], tables)}"
     if best["recovery"] != NOTHING and not (isinstance(best["note"], str) and best["note"]):
         title += f" after {best['recovery']}"
+    if not best["heads_removed"]:
+        title = f"{removable(0, len(heads), tables)} can be removed"
     meaning = "Dashed tiles are heads that were removed together; blue ones stay."
     return Verdict(heads, "", title, meaning, tables=("smallest",))
 
@@ -134,7 +139,7 @@ def recovery_curves(tables: Tables) -> Plot:
             label = "no recovery" if name == NOTHING else name
             plots.draw_curve(axes, curve.assign(x=x), "x", label=label, **plots.line_style(i))
         axes.set(title=wrapped(way, size[0] - 0.2), ylim=(-0.03, 1.03), xticks=sorted(table["heads_removed"].unique()))
-    parts = ", ".join(words for words, _ in _by_recovery(tables["smallest"]))
+    parts = ", ".join(words for words, _ in _by_recovery(tables))
     within = f"within {tables['smallest']['tolerance'].iloc[0]:g} of {quality_name(tables)}"
     handles = {each.get_label(): each for axes in grid for each in axes.get_legend_handles_labels()[0]}
     plots.legend_above(figure, list(handles.values()), f"Heads that can be removed {within}: {parts}")

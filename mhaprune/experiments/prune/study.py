@@ -24,7 +24,7 @@ from mhaprune.scorers.scoring import Scoring
 from mhaprune.storage.cache import Make
 from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
-from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_QUALITY, NOTHING, QUALITY, QUARTILES
+from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_MOST, CHOOSE_QUALITY, NOTHING, QUALITY, QUARTILES
 
 SHOWN = [*WAY, "heads_removed"]
 """The columns that identify a model in the table `shift`."""
@@ -164,7 +164,9 @@ def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
         exact = [f"{split}quality" for split in ("", "choose_")]
         means = rows.groupby("heads_kept", sort=False)[[*exact, CHOOSE_DROP]].transform("mean")
         # The interval of one draw is not valid for the mean.
-        blank = {f"{name}{end}": nan for name in (QUALITY, CHOOSE_DROP) for end in ("_low", "_high")}
+        blank = {f"{name}{end}": nan for name in (QUALITY, CHOOSE_DROP) for end in ("_low", "_high")} | {
+            CHOOSE_MOST: nan
+        }
         yield (BEST_OF_SIZE, BEST_OF_SIZE, recovery), rows.assign(**means, **blank).drop_duplicates("heads_kept")
 
 

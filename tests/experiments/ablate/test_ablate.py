@@ -100,7 +100,7 @@ def test_the_summary_says_how_many_surely_can_go(tables: Mapping[str, pd.DataFra
     assert tables["summary"]["heads_removed_sure"].notna().all()
     pruning = tables["pruning"]
     highest = [0.0 if n <= 2 else 1.0 for n in pruning["heads_removed"]]
-    table = summary_table(pruning.assign(choose_quality=1.0, choose_drop_high=highest), 0.01)
+    table = summary_table(pruning.assign(choose_quality=1.0, choose_drop_most=highest), 0.01)
     most = pruning["heads_removed"].max()
     sure = pruning.loc[pruning["heads_removed"] <= 2, "heads_removed"].max()
     assert 0 < sure < most

@@ -68,6 +68,19 @@ def test_speed_is_drawn_against_heads_removed_and_neither_mark_nor_noise_is_cut(
         assert [text.get_text() for text in axes.texts] == ["1.21 times"]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "noisy"),
+    [(0.98, 1.199, False), (0.97, 1.2, True), (1.22, 1.38, True), (1.221, 1.38, False), (0.5, 9.0, True)],
+)
+def test_a_gain_is_within_the_noise_if_its_quartiles_meet_those_of_the_noise(
+    low: float, high: float, noisy: bool
+) -> None:
+    """The gain is 1.20 to 1.22: noise below it and noise above it leave it a gain, or a loss."""
+    tables = all_tables()
+    (plot,) = draw((latency_curves,), tables | {"latency": tables["latency"].assign(speedup_q1=low, speedup_q3=high)})
+    assert ("(within the noise)" in text_of(plot)) == noisy
+
+
 @pytest.mark.parametrize("missing", ["heads", "agreement", "pruning", "latency", "training", "summary"])
 def test_what_cannot_be_drawn_is_left_out(missing: str, plots: dict[str, Plot]) -> None:
     tables = all_tables()
@@ -87,13 +100,17 @@ def said(tables: Tables) -> list[str]:
 
 def test_what_is_said(snapshot: Any) -> None:
     failed = refitted(summary()).assign(note="diverged, so it is as it was: why")
-    small = {"pruning": pd.DataFrame({"heads_removed": [0, 0, 3], "choose_drop_high": [0.0148, float("nan"), 0.5]})}
+    sizes = {"pruning": pd.DataFrame({"heads_removed": [0, 0, 3], "choose_examples": 128})}
+    large = {"pruning": sizes["pruning"].assign(choose_examples=512)}
+    lost = BOTH.assign(heads_removed_sure=0, choose_drop=0.005)
     runs = [PLAIN.assign(label="one"), BOTH.assign(label="other")]
     cases = {
         "without a recovery": {"summary": PLAIN},
         "after a refit": {"summary": BOTH},
-        "none is sure, with a choose split that is too small": small | {"summary": BOTH.assign(heads_removed_sure=0)},
+        "none is sure, with a choose split that is too small": sizes | {"summary": lost},
+        "none is sure, with a larger split": large | {"summary": lost},
         "none can be removed": {"summary": BOTH.assign(heads_removed=0, heads_removed_sure=0)},
+        "none of the sizes tried": sizes | {"summary": BOTH.assign(heads_removed=0, heads_removed_sure=0)},
         "a recovery that failed": {"summary": PLAIN, "recovered": failed},
     }
     over = said_over_runs(Ablate, {"summary": pd.concat(runs, ignore_index=True)})
@@ -115,8 +132,8 @@ def test_a_speed_up_within_the_noise_is_said_to_be_that(low: float, high: float,
     assert (noise in plain, noise in after) == (best, refit)
 
 
-@pytest.mark.parametrize(("widest", "small"), [(0.0148, True), (0.0074, False)])
-def test_a_choose_split_that_is_too_small_is_named(widest: float, small: bool) -> None:
-    """The upper ends of 256 equal answers, and of 512."""
-    pruning = pd.DataFrame({"heads_removed": [0, 0, 3], "choose_drop_high": [widest, float("nan"), 0.5]})
-    assert any("0.015" in line for line in said({"summary": BOTH, "pruning": pruning})) == small
+@pytest.mark.parametrize(("examples", "small"), [(256, True), (512, False)])
+def test_a_choose_split_that_is_too_small_is_named(examples: int, small: bool) -> None:
+    pruning = pd.DataFrame({"heads_removed": [0, 0, 3], "choose_examples": examples})
+    tables = {"summary": BOTH.assign(choose_drop=0.005), "pruning": pruning}
+    assert any("too small" in line for line in said(tables)) == small

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from mhaprune.data import Examples
 from mhaprune.experiments.prune import trials
-from mhaprune.experiments.prune.study import choose_next, smallest_table
+from mhaprune.experiments.prune.study import best_of_each_size, choose_next, smallest_table
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure.columns import by_group
 from mhaprune.measure.outcomes import Diverged, ProofFailed, measure
@@ -364,3 +365,18 @@ def test_a_removal_that_is_not_the_mask_fails_at_the_end_and_between(study: Stud
         list(work.after([plan]))
     with pytest.raises(ProofFailed):
         list(work.between("tuned", lambda left, budget: plan, [6]))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_equal_qualities_the_smaller_loss_is_chosen(order: int, study: Study) -> None:
+    heads = study.subject.grid.heads
+    cases = [(heads[0], 0.9, 0.2), (heads[1], 0.9, 0.1), (heads[2], 0.8, 0.0)]
+    found: Any = [
+        SimpleNamespace(
+            plan=trials.Plan("a", 0, "one", HeadMask(study.subject.grid).without(head)),
+            columns={"choose_quality": quality, "choose_loss": loss},
+        )
+        for head, quality, loss in cases
+    ]
+    [best] = best_of_each_size(found[::order])
+    assert best.columns == {"choose_quality": 0.9, "choose_loss": 0.1}
