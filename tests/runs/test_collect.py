@@ -215,8 +215,10 @@ def test_what_cannot_be_collected_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.html").exists(), "also of failed runs only"
 
 
-def test_runs_of_one_model_count_once(tmp_path: Path) -> None:
+def test_runs_of_one_model_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run done again, or a copy of its folder, is no further model: it has no interval. Only its times are new."""
+    compared: list[pd.DataFrame] = []
+    monkeypatch.setattr(Ablate, "say_in_common", staticmethod(lambda tables: compared.append(tables["pruning"]) or ()))
     for name, seed in (("a", 0), ("b", 0), ("c", 0)):
         make_run(tmp_path / "runs" / name, num_heads=2, seed=seed)
     change_summary(tmp_path / "runs" / "c", speedup=1.51)
@@ -229,8 +231,8 @@ def test_runs_of_one_model_count_once(tmp_path: Path) -> None:
     assert [line for line in said if "means over 3 runs" in line] == said[:3], "three seeds"
     assert said[2].startswith(f"Times as fast: {(1.31 + 1.21 + 1.21) / 3:.2f} ("), "the mean of its times, once"
     assert "The 5 runs have 3 models" in said[4]
-    runs = pd.read_csv(tmp_path / "out" / "runs.csv")
-    assert len(runs) == 5, "the table has them all"
+    assert len(pd.read_csv(tmp_path / "out" / "runs.csv")) == 5, "the table has them all"
+    assert [frame["label"].nunique() for frame in compared] == [1, 3]
 
 
 @pytest.mark.parametrize("poor", [0, 1, 2])
