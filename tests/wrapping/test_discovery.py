@@ -167,6 +167,15 @@ def test_the_number_of_heads_may_be_that_of_the_module_around() -> None:
         torch.testing.assert_close(small(X), closed(X))
 
 
+@pytest.mark.parametrize("gone", [[0, 2, 3], [0, 1, 2, 3]])
+def test_a_last_head_and_a_layer_without_heads_are_found_where_heads_are_folded_into_the_batch(gone: list[int]) -> None:
+    small = wrapped(Outer, Outer).prune(mask={0: gone})
+    again = wrapped_again(small)
+    assert [head.head for head in again.grid] == [*sorted({*range(H)} - {*gone}), *range(H)]
+    assert len(again.grid.blocks) == 2
+    assert not again.unseen
+
+
 class Latent(Attention):
     """Keys with a part of each head and a part that all heads share."""
 
