@@ -187,7 +187,7 @@ class _Trace:
                 self.read[self.paths[module]] = inputs[0]
                 self._reads(module, inputs[0])
             return None
-        if isinstance(module, nn.Conv1d | nn.Conv2d) and inputs:
+        if isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == 1 and inputs:  # it mixes what it reads
             self._reads(module, inputs[0])
         given = self.followed.given
         inputs, named = tuple(map(given, inputs)), {name: given(x) for name, x in named.items()}

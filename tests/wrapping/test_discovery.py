@@ -199,6 +199,26 @@ def test_rows_that_all_heads_read_stay() -> None:
         torch.testing.assert_close(small(X), closed(X))
 
 
+class Local(Attention):
+    """A convolution between the heads and W_O that leaves channels apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.local = nn.Conv1d(D, D, 3, padding=1, groups=D)
+
+    def after(self, context: Tensor) -> Tensor:
+        said: Tensor = self.local(context.mT).mT
+        return said
+
+
+def test_a_convolution_that_leaves_channels_apart_hides_no_head() -> None:
+    heads = wrapped(Local)
+    assert [block.columns for block in heads.subject.blocks] == [
+        tuple(tuple(range(h * K, h * K + K)) for h in range(H))
+    ]
+    assert heads.subject.blocks[0].out == "layers.0.o"
+
+
 class Clamped(Attention):
     """A temperature for each head, all of them above the largest that is allowed, as of Swin v2."""
 
