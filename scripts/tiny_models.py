@@ -55,7 +55,7 @@ def tripled(model: nn.Module) -> nn.Module:
     for name, weight in model.named_parameters():
         if not weight.any() and not name.endswith("bias"):
             weight.copy_(torch.randn_like(weight) * 0.3)
-        elif weight.dim() > 1:
+        elif weight.dim() > 1 and weight.numel() > len(weight):  # no number for each head, as a temperature
             weight.mul_(3)
     return model.eval()
 

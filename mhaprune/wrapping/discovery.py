@@ -137,6 +137,8 @@ class _Trace:
 
     def __init__(self, model: nn.Module, seen: Callable[[Tensor], Tensor]) -> None:
         self.model, self.seen = model, seen
+        self.pruned = set((Cut.of(model) or Cut()).heads)
+        """The paths of modules that have lost heads, and may have one that is left."""
         self.whole = True
         """False if gradients show fewer rows or columns of some heads than of others."""
         self.overlooked: dict[str, str] = {}
@@ -188,7 +190,7 @@ class _Trace:
                 self.read[self.paths[module]] = inputs[0]
                 self._reads(module, inputs[0])
             return None
-        if isinstance(module, nn.Conv1d | nn.Conv2d) and inputs:
+        if isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == 1 and inputs:  # it mixes what it reads
             self._reads(module, inputs[0])
         given = self.followed.given
         inputs, named = tuple(map(given, inputs)), {name: given(x) for name, x in named.items()}
@@ -220,7 +222,8 @@ class _Trace:
         return (found.context, *others)
 
     def _of_call(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
-        if query.dim() == 3 and len(query) > 1:  # of one example, so that only heads are in this dimension
+        known = bool(self.running) and self.paths[self.running[-1]] in self.pruned
+        if query.dim() == 3 and (len(query) > 1 or known):  # of one example, so that only heads are in this dimension
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))
             return self._of_call(lambda *each: attend(*(x[0] for x in each))[None], query, key, value, options)[0]
         if self.inside or not self.running:

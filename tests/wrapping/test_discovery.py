@@ -167,6 +167,15 @@ def test_the_number_of_heads_may_be_that_of_the_module_around() -> None:
         torch.testing.assert_close(small(X), closed(X))
 
 
+@pytest.mark.parametrize("gone", [[0, 2, 3], [0, 1, 2, 3]])
+def test_a_last_head_and_a_layer_without_heads_are_found_where_heads_are_folded_into_the_batch(gone: list[int]) -> None:
+    small = wrapped(Outer, Outer).prune(mask={0: gone})
+    again = wrapped_again(small)
+    assert [head.head for head in again.grid] == [*sorted({*range(H)} - {*gone}), *range(H)]
+    assert len(again.grid.blocks) == 2
+    assert not again.unseen
+
+
 class Latent(Attention):
     """Keys with a part of each head and a part that all heads share."""
 
@@ -188,6 +197,26 @@ def test_rows_that_all_heads_read_stay() -> None:
     assert [len(each.weight) for each in (layer.q, layer.k, layer.v, layer.shared)] == [2 * K, 2 * (K - 3), 2 * K, 3]
     with torch.no_grad(), heads.closed({0: [0, 2]}) as closed:
         torch.testing.assert_close(small(X), closed(X))
+
+
+class Local(Attention):
+    """A convolution between the heads and W_O that leaves channels apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.local = nn.Conv1d(D, D, 3, padding=1, groups=D)
+
+    def after(self, context: Tensor) -> Tensor:
+        said: Tensor = self.local(context.mT).mT
+        return said
+
+
+def test_a_convolution_that_leaves_channels_apart_hides_no_head() -> None:
+    heads = wrapped(Local)
+    assert [block.columns for block in heads.subject.blocks] == [
+        tuple(tuple(range(h * K, h * K + K)) for h in range(H))
+    ]
+    assert heads.subject.blocks[0].out == "layers.0.o"
 
 
 class Clamped(Attention):
