@@ -38,9 +38,9 @@ from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.storage.store import write_bytes
 from mhaprune.studies.pretrained import study_of, tokens_of
 from mhaprune.tables import MOMENTS, USUAL
+from mhaprune.wrapping.block_proof import BlockProof
 from mhaprune.wrapping.blocks import AttentionBlock, Unsupported
 from mhaprune.wrapping.losses import Judge
-from mhaprune.wrapping.proofs import BlockProof
 from mhaprune.wrapping.replay import eager
 from mhaprune.wrapping.saving import make_plain
 from mhaprune.wrapping.units import UnitModel, in_units
@@ -529,7 +529,7 @@ class Heads(ModelWithData):
 
     @cached_property
     def _measured(self) -> dict[HeadMask, dict[str, Any]]:
-        """What `evaluate` has measured."""
+        """Rows that `evaluate` has measured."""
         return {}
 
     @cached_property

@@ -201,8 +201,9 @@ class Batches(Data):
         counts = []
         for kind in self.kinds:
             mask = kind.fields.get(MASK)
-            by_mask = isinstance(mask, Tensor) and mask.dim() == 2
-            counts.append((mask != 0).sum(dim=1).cpu() if by_mask else torch.full((len(kind),), kind.width))
+            counts.append(torch.full((len(kind),), kind.width))
+            if isinstance(mask, Tensor) and mask.dim() == 2:
+                counts[-1] = (mask != 0).sum(dim=1).cpu()
         starts = torch.tensor([0, *map(len, counts)]).cumsum(dim=0)
         return torch.cat(counts)[starts[self.at[:, 0]] + self.at[:, 1]]
 

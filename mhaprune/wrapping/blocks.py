@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -221,6 +222,12 @@ def neighbours(width: int, heads: int) -> tuple[tuple[int, ...], ...]:
 def within(path: str, other: str) -> bool:
     """Return whether a module is another one or inside of it, by their paths."""
     return not other or path == other or path.startswith(f"{other}.")
+
+
+def shared_words(path: str, other: str) -> int:
+    """Return how many words two paths share from their beginning."""
+    words = zip(path.split("."), other.split("."), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], words))
 
 
 def weight_of(module: nn.Module) -> Tensor:

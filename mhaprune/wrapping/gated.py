@@ -160,9 +160,10 @@ class GatedModel(ABC):
             for weights, length in zip(of_calls, lengths[name], strict=False):
                 if block.heads and weights.shape[:3] != (len(batch), block.heads + bool(block.silent), length):
                     raise ValueError(
-                        f"needs a map of each head for whole examples, {block.path} computes others; leave it out"
+                        f"needs attention weights of whole examples, {block.path or 'the model'} computes others;"
+                        " leave it out"
                     )
-            shown = [self.mapped(batch, name, weights) for weights in of_calls or [None]]
+            shown = [self.mapped(batch, name, weights) for weights in of_calls] or [self.mapped(batch, name, None)]
             queries_BT = torch.cat([queries for queries, _ in shown], dim=1)
             keys_BU = shown[0][1]
             if of_calls:

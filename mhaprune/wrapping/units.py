@@ -61,8 +61,8 @@ class UnitModel(WrappedModel):
             if stay := [each for each in calls if each not in mask.removed]:
                 if len(stay) < len(calls):
                     raise Unsupported(
-                        f"a removal takes a head out of all calls of its layer, and {stay[0]} stays; close single calls with"
-                        " closed() or evaluate()"
+                        f"a removal takes a head out of all calls of its layer, and {stay[0]} stays; single calls can be"
+                        " closed, with closed() or evaluate()"
                     )
             else:
                 gone.add(head)
@@ -112,7 +112,7 @@ def _call_by_call(single: WrappedModel) -> UnitModel:
     known: dict[str, Any] = {name: getattr(single, name) for name in ("without_effect", "without_gradient")}
     for name, heads in known.items():
         known[name] = frozenset(
-            HeadId(*block, head.head)
+            HeadId(block.site, block.layer, head.head)
             for block in names
             for head in heads
             if head.block == Block(block.site.partition("@")[0], block.layer)

@@ -13,18 +13,19 @@ from torch import Tensor, nn
 
 from mhaprune.data import Splits
 from mhaprune.heads import HeadGrid, HeadMask
-from mhaprune.measure.outcomes import Diverged, check_weights_finite, weight_sums
+from mhaprune.measure.outcomes import weight_sums
 from mhaprune.storage.cache import Cache
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME, UNITS
 from mhaprune.wrapping.batches import Batches
+from mhaprune.wrapping.block_proof import BlockProof
 from mhaprune.wrapping.blocks import AttentionBlock, Unsupported, name_blocks
+from mhaprune.wrapping.checks import check_buffers, check_call, check_conversion, check_weights
 from mhaprune.wrapping.discovery import discover
-from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.hints import check_attention, unseen
 from mhaprune.wrapping.losses import Drift, Judge, check_counted, name_of, quality_for, unit_of
-from mhaprune.wrapping.proofs import BlockProof, Proofs, apart, prove_gates, prove_removal
+from mhaprune.wrapping.proofs import Proofs, prove_gates, prove_removal
 from mhaprune.wrapping.removal import MORE_COUNTS, with_more_counts
-from mhaprune.wrapping.replay import at_rest, mapped, tensors_in
+from mhaprune.wrapping.replay import mapped
 from mhaprune.wrapping.torch_nn import converted
 from mhaprune.wrapping.wrapped import WrappedModel
 
@@ -133,10 +134,10 @@ def understand(
     if judge := _drift_of(loss, quality, splits["score"], call):
         splits = {name: with_dense(subject, split, judge) for name, split in splits.items()}
         tried = Batches.extremes([*splits.values()])
-    subject, proof, proven = prove_gates(subject, tried, alone, prove)
+    proved, proof, proven = prove_gates(subject, tried, alone, prove)
     if whole is not model and proof is not None:
-        _check_conversion(whole, subject, proof.batches[0])
-    subject, proven = with_removal(subject, proof, proven)
+        check_conversion(whole, subject, proof.batches[0])
+    subject, proven = with_removal(proved, proof, proven)
     facts = {"without_effect": proven.without_effect, "without_gradient": proven.without_gradient}
     sets = {name: frozenset(heads) for name, heads in facts.items()}
     subject = subject.changed(**sets, workers=workers, cache=kept)
@@ -163,12 +164,12 @@ def _blocks(
         except Exception as error:
             if isinstance(error, Unsupported):
                 raise
-            _check_call(model, first, run)  # the plain call, whose error says more
+            check_call(model, first, run)  # the plain call, whose error says more
             reason = " ".join(str(error).split())[:200]
             raise Unsupported(f"model: its gradients cannot be traced ({type(error).__name__}: {reason})") from error
     if not given:
         raise ValueError("blocks=[]: must name an attention layer, or be left out")
-    _check_call(model, first, run)
+    check_call(model, first, run)
     found = [block.completed(model) for block in given]
     if twice := [block.path for n, block in enumerate(found) if block.out in {other.out for other in found[:n]}]:
         raise ValueError(f"blocks: names {twice[0]} twice, must name each layer once")
@@ -220,39 +221,11 @@ LOOKS: tuple[Look, ...] = (
 """Other ways to read which sizes in the code of a layer count its heads. The proofs decide whether one is right."""
 
 
-def _check_conversion(whole: nn.Module, subject: GatedModel, batch: Batches) -> None:
-    """Raise `Unsupported` if the model that the user gave judges a batch differently than its copy with attention of
-    ours: then the numbers would be those of another function."""
-    with torch.no_grad(), at_rest(whole):
-        own = subject.judge(subject.run(whole, batch.arguments()), batch)
-        ours = subject.judge(subject.run_gated(batch), batch)
-    for before, after in zip(own, ours, strict=True):
-        if not (moved := apart(before, after)) <= 1e-3 * max(1.0, float(before.nan_to_num(0.0).abs().max())):
-            raise Unsupported(
-                f"model: judges an example differently ({moved:.3g} apart) when its nn.MultiheadAttention is computed step"
-                " by step: without gradients, torch makes padding 0 in nn.TransformerEncoder (nested tensors) and a loss"
-                " reads it; build the encoder with enable_nested_tensor=False, or leave padding out of the loss"
-            )
-
-
 def call_plainly(model: nn.Module, arguments: Any) -> Any:
     """Call a model with a batch: a dict by names, a tuple without its last part, the target."""
     if isinstance(arguments, Mapping):
         return model(**arguments)
     return model(*(arguments[:-1] or arguments)) if isinstance(arguments, tuple) else model(arguments)
-
-
-def _check_call(model: nn.Module, first: Batches, run: Callable[[nn.Module, Any], Any]) -> None:
-    """Raise ValueError, one line, for a model that cannot be called with a batch."""
-    try:
-        with torch.no_grad(), at_rest(model):
-            run(model, first.arguments())
-    except Exception as error:  # of a model that may be anybody's
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"score: the model cannot be called with these batches ({type(error).__name__}: {reason}); dicts are given"
-            " by name, tuples without their last part; call= names another way"
-        ) from error
 
 
 def with_dense(subject: WrappedModel, split: Batches, judge: Drift, batch_size: int = 64) -> Batches:
@@ -263,50 +236,6 @@ def with_dense(subject: WrappedModel, split: Batches, judge: Drift, batch_size: 
             batch = part.converted(subject.device, subject.dtype)
             said.append(judge.represent(subject.run_gated(batch), batch.as_given()))
     return split.with_dense(torch.cat(said))
-
-
-def check_weights(model: nn.Module) -> None:
-    """Raise `Unsupported` for weights that cannot be read or cut."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise Unsupported("model: is a DistributedDataParallel, wrap model.module")
-    if hasattr(model, "_orig_mod"):
-        raise Unsupported("model: is what torch.compile returned; wrap the model inside, model._orig_mod")
-    if not any(parameter.is_floating_point() for parameter in model.parameters()):
-        raise Unsupported("model: has no weights of real numbers")
-    placed = getattr(model, "hf_device_map", None) or {}
-    for path, place in placed.items() if len(set(placed.values())) > 1 else ():
-        if place in ("cpu", "disk"):
-            raise Unsupported(f"model: {path} is offloaded ({place}), its device_map must name devices that compute")
-    for name, parameter in model.named_parameters():
-        if parameter.is_meta:
-            raise Unsupported(f"model: its weight {name} is on the meta device, load the weights first")
-    try:
-        check_weights_finite(model)
-    except Diverged as error:
-        raise Unsupported(f"model: {error}") from None
-    for path, module in model.named_modules():
-        kind = type(module)
-        if "quantized" in kind.__module__ or kind.__name__ in ("Linear8bitLt", "Linear4bit"):
-            raise Unsupported(f"model: {path} is a {kind.__name__} of {kind.__module__}, must have plain weights")
-
-
-def check_buffers(model: nn.Module, call: Callable[[], Any]) -> None:
-    """Raise `Unsupported` for a NaN in a buffer that the model reads. Fused attention on the CPU turns it into zeros, so
-    outputs do not show it. A buffer is read if other numbers in its place change the output."""
-    for name, buffer in model.named_buffers():
-        if not buffer.is_floating_point() or not buffer.isnan().any():
-            continue
-        outputs = []
-        with torch.no_grad(), at_rest(model):
-            saved = buffer.clone()
-            for value in (1.0, 2.0):
-                buffer.nan_to_num_(value)
-                outputs.append([x.clone() for x in tensors_in(call())])
-                buffer.copy_(saved)
-        if not all(map(torch.equal, *outputs)):
-            raise Unsupported(
-                f"model: its buffer {name} is nan in {int(saved.isnan().sum())} of {saved.numel()} places"
-            )
 
 
 def _first(names: Sequence[object]) -> str:

@@ -4,7 +4,6 @@ Dimensions: B = batch, T = positions, N = all heads, M = masks.
 """
 
 import logging
-import os.path
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -25,11 +24,11 @@ from mhaprune.storage.functions import Undescribed, described
 from mhaprune.storage.store import fingerprint
 from mhaprune.subject import Fallback, Gates, Outcome
 from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.blocks import AttentionBlock, Rows
+from mhaprune.wrapping.block_proof import BlockProof, largest
+from mhaprune.wrapping.blocks import AttentionBlock, Rows, shared_words
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.interception import attention_weights
 from mhaprune.wrapping.losses import Judge, LossAndQuality, accuracy, flat, judged, largest_probability
-from mhaprune.wrapping.proofs import BlockProof, largest
 from mhaprune.wrapping.replay import Replay, at_rest, recorders
 from mhaprune.wrapping.workers import Shared
 
@@ -53,8 +52,8 @@ class WrappedModel(GatedModel):
     without_effect: frozenset[HeadId] = frozenset()
     """The heads whose gates change no output."""
     prove: str = "blocks"
-    """The kind of proof of a removal, see `run_proofs`: "whole" compares whole models, the others compare one attention
-    module after the other."""
+    """The kind of proof of a removal, see `mhaprune.wrap`: "whole" compares whole models, the others compare one
+    attention module after the other."""
     workers: int = 0
     """The number of worker processes that many masks are handed to; 0 for this process."""
     cache: Cache | None = None
@@ -142,10 +141,10 @@ class WrappedModel(GatedModel):
         seen = [block for block in self.blocks if not block.cross and length in attended.get(block.path, {})]
         if not seen:
             raise ValueError(
-                f"needs to know which of {length} positions are padding, {path or 'the model'} does not show it; leave it"
-                " out"
+                f"needs to know which of {length} positions are padding, {path or 'the model'} does not show it;"
+                " leave it out"
             )
-        nearest = max(seen, key=lambda block: len(os.path.commonprefix([block.path, path])))
+        nearest = max(seen, key=lambda block: shared_words(block.path, path))
         return attended[nearest.path][length]
 
     def _attended(self, batch: Batches) -> dict[str, dict[int, Tensor]]:

@@ -1,0 +1,86 @@
+"""Checks of a model before anything is proved: whether it can be called, read and cut."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from mhaprune.measure.outcomes import Diverged, check_weights_finite
+from mhaprune.wrapping.batches import Batches
+from mhaprune.wrapping.block_proof import apart
+from mhaprune.wrapping.blocks import Unsupported
+from mhaprune.wrapping.replay import at_rest, tensors_in
+from mhaprune.wrapping.wrapped import WrappedModel
+
+
+def check_call(model: nn.Module, first: Batches, run: Callable[[nn.Module, Any], Any]) -> None:
+    """Raise ValueError, one line, for a model that cannot be called with a batch."""
+    try:
+        with torch.no_grad(), at_rest(model):
+            run(model, first.arguments())
+    except Exception as error:  # of a model that may be anybody's
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"score: the model cannot be called with these batches ({type(error).__name__}: {reason}); dicts are given"
+            " by name, tuples without their last part; call= names another way"
+        ) from error
+
+
+def check_weights(model: nn.Module) -> None:
+    """Raise `Unsupported` for weights that cannot be read or cut."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise Unsupported("model: is a DistributedDataParallel, wrap model.module")
+    if hasattr(model, "_orig_mod"):
+        raise Unsupported("model: is what torch.compile returned; wrap the model inside, model._orig_mod")
+    if not any(parameter.is_floating_point() for parameter in model.parameters()):
+        raise Unsupported("model: has no weights of real numbers")
+    placed = getattr(model, "hf_device_map", None) or {}
+    for path, place in placed.items() if len(set(placed.values())) > 1 else ():
+        if place in ("cpu", "disk"):
+            raise Unsupported(f"model: {path} is offloaded ({place}), its device_map must name devices that compute")
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise Unsupported(f"model: its weight {name} is on the meta device, load the weights first")
+    try:
+        check_weights_finite(model)
+    except Diverged as error:
+        raise Unsupported(f"model: {error}") from None
+    for path, module in model.named_modules():
+        kind = type(module)
+        if "quantized" in kind.__module__ or kind.__name__ in ("Linear8bitLt", "Linear4bit"):
+            raise Unsupported(f"model: {path} is a {kind.__name__} of {kind.__module__}, must have plain weights")
+
+
+def check_buffers(model: nn.Module, call: Callable[[], Any]) -> None:
+    """Raise `Unsupported` for a NaN in a buffer that the model reads. Fused attention on the CPU turns it into zeros,
+    so outputs do not show it. A buffer is read if other numbers in its place change the output."""
+    for name, buffer in model.named_buffers():
+        if not buffer.is_floating_point() or not buffer.isnan().any():
+            continue
+        outputs = []
+        with torch.no_grad(), at_rest(model):
+            saved = buffer.clone()
+            for value in (1.0, 2.0):
+                buffer.nan_to_num_(value)
+                outputs.append([x.clone() for x in tensors_in(call())])
+                buffer.copy_(saved)
+        if not all(map(torch.equal, *outputs)):
+            raise Unsupported(
+                f"model: its buffer {name} is nan in {int(saved.isnan().sum())} of {saved.numel()} places"
+            )
+
+
+def check_conversion(whole: nn.Module, subject: WrappedModel, batch: Batches) -> None:
+    """Raise `Unsupported` if the model that the user gave judges a batch differently than its copy with attention of
+    ours: then the numbers would be those of another function."""
+    with torch.no_grad(), at_rest(whole):
+        own = subject.judge(subject.run(whole, batch.arguments()), batch)
+        ours = subject.judge(subject.run_gated(batch), batch)
+    for before, after in zip(own, ours, strict=True):
+        if not (moved := apart(before, after)) <= 1e-3 * max(1.0, float(before.nan_to_num(0.0).abs().max())):
+            raise Unsupported(
+                f"model: an example is judged differently ({moved:.3g} apart) when its nn.MultiheadAttention is computed"
+                " step by step: without gradients, nn.TransformerEncoder makes padding 0 (nested tensors), and the loss"
+                " reads it; build it with enable_nested_tensor=False, or leave padding out of the loss"
+            )
