@@ -16,7 +16,7 @@ import pytest
 from mhaprune import progress
 from mhaprune.progress import doing, duration, line, seconds_left, shown, track, under_way
 from support import ROOT
-from support.sizes import TINY
+from support.sizes import TINY, once
 
 
 def said() -> list[tuple[str, int, int | None]]:
@@ -173,7 +173,7 @@ def at_a_terminal(*arguments: str) -> tuple[int, str]:
 @pytest.mark.slow
 def test_a_run_at_a_terminal_shows_the_bar_and_ends_in_its_findings(tmp_path: Path) -> None:
     where = [f"cache={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"]
-    code, said = at_a_terminal("experiment=ablate", *TINY, "training.steps=300", *where)
+    code, said = at_a_terminal("experiment=ablate", *once(*TINY, "training.steps=300"), *where)
     assert code == 0
     assert re.search(r"%\|.*ablate on sort: model: training \d+ of 300, about \d+ s left, loss", said)
     assert said.endswith("start with report.html\r\n")

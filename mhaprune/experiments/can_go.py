@@ -160,7 +160,9 @@ def _what_the_split_decides(tables: Tables, best: Mapping[str, Any] | pd.Series)
         )
         return
     passes = sum(comb(n, k) * (tolerance / 2) ** k * (1 - tolerance / 2) ** (n - k) for k in range(fails))
-    line = f"With {n} examples {fails} lost answers are too many: a true loss of {tolerance / 2:g} passes in"
+    line = (
+        f"With {n} examples {fails} lost answers, none gained, are too many: a true loss of {tolerance / 2:g} passes in"
+    )
     line += f" {100 * passes:.0f} of 100 draws"
     if best[SURE] < best["heads_removed"] and best[CHOOSE_DROP] < tolerance:
         needed = examples_needed(best[CHOOSE_DROP], tolerance)

@@ -63,9 +63,10 @@ def explained() -> Tables:
 
 
 BOTH = [SMALLEST, SMALLEST | {"control": True, "heads_kept": 1, "heads_removed": 4}]
+TRIED = pd.DataFrame({"heads_removed": [0, 2, 3, 5]})
 CASES: dict[str, tuple[type[Experiment], Tables, set[int]]] = {
     "ablate": (Ablate, {"summary": summary(**GONE), "heads": scored("gate", "ablation")}, {0, 2, 3}),
-    "nothing can go": (Ablate, {"summary": summary(), "heads": scored("gate")}, {0, 1, 2, 3, 4}),
+    "nothing can go": (Ablate, {"summary": summary(), "heads": scored("gate"), "pruning": TRIED}, {0, 1, 2, 3, 4}),
     "prune": (Prune, {"smallest": pd.DataFrame(BOTH)}, {0, 3}),
     "explain": (Explain, explained(), {0, 2, 3}),
 }

@@ -19,7 +19,7 @@ from mhaprune.storage.locks import holder
 from mhaprune.storage.store import read_status
 from support import ROOT
 from support.real_sweeps import RAY, SLURM, check_same, endless, hear, running, saved, start, tables, until, whole
-from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES
+from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES, once
 
 pytestmark = pytest.mark.faults
 
@@ -145,7 +145,12 @@ def test_an_interrupted_sweep_saves_at_once(launch: str, number: signal.Signals,
 def test_eight_processes_that_want_one_model_train_it_once(kill: bool, tmp_path: Path) -> None:
     """Where the one that trains is killed another goes on from what it saved."""
     steps, cache = ["training.steps=400", "training.checkpoint_every=50"], tmp_path / "cache"
-    train = [sys.executable, str(ROOT / "scripts" / "run.py"), "experiment=train", *TINY, *TINY_SEQUENCES, *steps]
+    train = [
+        sys.executable,
+        str(ROOT / "scripts" / "run.py"),
+        "experiment=train",
+        *once(*TINY, *TINY_SEQUENCES, *steps),
+    ]
     logs = [tmp_path / f"log{i}" for i in range(8)]
     processes = []
     for i, path in enumerate(logs):
@@ -209,7 +214,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def run(folder: Path, cache: Path) -> subprocess.CompletedProcess[str]:
-    settings = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE, *WIDE, f"hydra.run.dir={folder}", f"cache={cache}"]
+    settings = [*once(*TINY, *TINY_SEQUENCES, *TINY_ABLATE, *WIDE), f"hydra.run.dir={folder}", f"cache={cache}"]
     command = [sys.executable, str(ROOT / "scripts" / "run.py"), "experiment=ablate", *settings]
     return subprocess.run(command, capture_output=True, text=True, timeout=280)
 

@@ -16,11 +16,11 @@ import pytest
 from mhaprune.storage.seals import opened
 from mhaprune.storage.store import read_status
 from support import ROOT
-from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES
+from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES, once
 
 MEASURED = {"seconds", "latency_ms", "speedup", "speedup_q1", "speedup_q3"}
 """The columns that a clock has measured."""
-SETTINGS = (
+SETTINGS = once(
     *(*TINY, *TINY_SEQUENCES, *TINY_ABLATE, "training.steps=60", "training.checkpoint_every=20", "scorer=[ablation]"),
     *("recovery=[]", "experiment.budgets=[0.5]", "model.num_heads=1,2", "seed=0,1,2"),
 )

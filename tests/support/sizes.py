@@ -77,6 +77,11 @@ SEVERAL = {group for group, picked in _choices(CONF / "config.yaml") if isinstan
 """The groups of which several options are chosen at once."""
 
 
+def once(*overrides: str) -> list[str]:
+    """These overrides, of which a later one takes the place of an earlier one of the same setting."""
+    return list({override.partition("=")[0]: override for override in overrides}.values())
+
+
 def slow(*cases: Any) -> list[Any]:
     """Cases of a test beyond those that the default run makes; a tuple is the values of one case."""
     return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
