@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mhaprune.progress import shown
 from mhaprune.settings.ranges import checked
 from mhaprune.settings.refusals import foreign
-from mhaprune.wrapping.proofs import apart, largest
+from mhaprune.wrapping.block_proof import apart, largest
 from mhaprune.wrapping.replay import at_rest, mapped, switched_off, tensors_in
 
 LARGEST_FILE = 1_500_000_000

@@ -80,7 +80,7 @@ def check_conversion(whole: nn.Module, subject: WrappedModel, batch: Batches) ->
     for before, after in zip(own, ours, strict=True):
         if not (moved := apart(before, after)) <= 1e-3 * max(1.0, float(before.nan_to_num(0.0).abs().max())):
             raise Unsupported(
-                f"model: an example is judged differently ({moved:.3g} apart) when its nn.MultiheadAttention is computed"
+                f"model: an example is judged differently ({moved:.3g} apart) if its nn.MultiheadAttention is computed"
                 " step by step: without gradients, nn.TransformerEncoder makes padding 0 (nested tensors), and the loss"
                 " reads it; build it with enable_nested_tensor=False, or leave padding out of the loss"
             )

@@ -25,7 +25,7 @@ from mhaprune.wrapping.hints import check_attention, unseen
 from mhaprune.wrapping.losses import Drift, Judge, check_counted, name_of, quality_for, unit_of
 from mhaprune.wrapping.proofs import Proofs, prove_gates, prove_removal
 from mhaprune.wrapping.removal import MORE_COUNTS, with_more_counts
-from mhaprune.wrapping.replay import mapped
+from mhaprune.wrapping.replay import mapped, precise
 from mhaprune.wrapping.torch_nn import converted
 from mhaprune.wrapping.wrapped import WrappedModel
 
@@ -86,7 +86,8 @@ class ModelWithData:
         """Raise ValueError if the weights are no longer those that were proved."""
         if self.weights and weight_sums(self.subject.model) != self.weights:
             raise ValueError(
-                "model: its weights have changed since wrap, so scores and proofs are those of another model; wrap it again"
+                "model: its weights have changed since wrap, so that scores and proofs are not of this model; wrap it"
+                " again"
             )
 
     def check_removable(self, mask: HeadMask | None = None) -> None:
@@ -234,7 +235,7 @@ def with_dense(subject: WrappedModel, split: Batches, judge: Drift, batch_size: 
     with torch.no_grad():
         for part in split.batches(batch_size):
             batch = part.converted(subject.device, subject.dtype)
-            said.append(judge.represent(subject.run_gated(batch), batch.as_given()))
+            said.append(precise(judge.represent(subject.run_gated(batch), batch.as_given())))
     return split.with_dense(torch.cat(said))
 
 
