@@ -525,7 +525,8 @@ class Heads(ModelWithData):
 
     @cached_property
     def _equivalence(self) -> EquivalenceCheck:
-        return EquivalenceCheck(self.subject, self.splits.proof)
+        known = None if self.proof is None else self.proof.of(self.subject)
+        return EquivalenceCheck(self.subject, self.splits.proof, known)
 
     @cached_property
     def _measured(self) -> dict[HeadMask, dict[str, Any]]:

@@ -92,13 +92,15 @@ def check_weights_finite(model: nn.Module) -> None:
 
 @torch.no_grad()
 def weight_sums(model: nn.Module) -> tuple[float, ...]:
-    """Return a sum for each weight and buffer that changes if one of its numbers does, or if its rows change places."""
+    """Return a sum for each weight and buffer that changes if one of its numbers does, or if its rows change places. It
+    is not finite if a number is not."""
     sums = []
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point() and tensor.numel() and not tensor.is_meta:
-            rows = tensor.detach().reshape(len(tensor) if tensor.dim() else 1, -1).sum(dim=1, dtype=torch.double)
-            sums.append(rows @ torch.arange(1, len(rows) + 1, dtype=torch.double, device=rows.device))
-    return tuple(torch.stack([each.cpu() for each in sums]).nan_to_num(0.0).tolist()) if sums else ()
+            whole = tensor.detach().reshape(len(tensor) if tensor.dim() else 1, -1)
+            rows = whole.sum(dim=1, dtype=torch.float if whole.dtype.itemsize < 4 else None).double()
+            sums.append((rows @ torch.arange(1, len(rows) + 1, device=rows.device).double()).cpu())
+    return tuple(torch.stack(sums).tolist()) if sums else ()
 
 
 def measure_removed(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> Outcome:

@@ -44,7 +44,9 @@ class AllInDouble(TorchFunctionMode):
 class BlockProof:
     """A proof that removal equals masking, for one attention module after the other, in float64.
 
-    A module is given the inputs that it really got in a pass over a batch. The rest of the model has the same weights
+    A module is given the inputs that it really got in a pass over a batch. The first module of each class gets those
+    of all examples, the others those of the longest and the shortest: what depends on the number of examples is code,
+    and they have the same. The rest of the model has the same weights
     with and without the heads. The rest could still count heads, or read the weights that are gone. So the whole
     smaller model is also run, in its own precision, where only a gross difference can be seen. No copy of the model is
     made: the smaller one shares all weights that were not cut.
@@ -83,6 +85,10 @@ class BlockProof:
         proof.subject = subject
         return proof
 
+    def recorded_bytes(self) -> int:
+        """Return the memory of the recorded inputs."""
+        return sum(x.nbytes for given in self.given for x in tensors_in([*given.values()]))
+
     def recorded(self) -> BlockProof:
         """Return the proof after a pass over each batch."""
         for number, batch in enumerate(self.batches):
@@ -94,10 +100,13 @@ class BlockProof:
         """Return the largest difference between an output with these heads masked and the same with them removed."""
         smaller = self.subject.without(mask, shared=True)
         gates_N = mask.gates(self.subject.device)
-        differences = [0.0]
+        differences, classes = [0.0], set[type]()
         for block, left in zip(self.subject.blocks, smaller.blocks, strict=True):
             if left.heads < block.heads:
-                differences += [self._difference(smaller, gates_N, block, n) for n in range(len(self.batches))]
+                kind = type(self.subject.module.get_submodule(block.path))
+                ends = kind in classes
+                differences += [self._difference(smaller, gates_N, block, n, ends) for n in range(len(self.batches))]
+                classes.add(kind)
         with torch.no_grad():
             one = self.batches[0][:1]
             masked, removed = self.subject.outputs(one, gates_N), smaller.outputs(one)
@@ -106,7 +115,9 @@ class BlockProof:
             return gross
         return largest(differences)
 
-    def _difference(self, smaller: GatedModel, gates_N: Tensor, block: AttentionBlock, number: int) -> float:
+    def _difference(
+        self, smaller: GatedModel, gates_N: Tensor, block: AttentionBlock, number: int, ends: bool
+    ) -> float:
         """Compare the smallest module that holds a block, on the batch with this number.
 
         If it does not run or if it differs, its inputs may depend on the heads, as keys that are made outside of it.
@@ -116,9 +127,13 @@ class BlockProof:
         if not places:
             raise Unsupported(f"{block.path}: no module that holds it is called; try prove='whole'")
         failures, found = [], float("nan")
-        for place in places:
+        size = len(self.batches[number])
+        for place, only in ((place, only) for place in places for only in ([True, False] if ends else [False])):
+            given = self.given[number][place]
+            if only:
+                given = mapped(given, lambda x: x[[0, -1]] if x.dim() and len(x) == size > 2 else x)
             try:
-                found = self._compared(smaller, gates_N, place, number)
+                found = self._compared(smaller, gates_N, place, given)
             except Exception as error:  # of a module that may be anybody's
                 failures.append(error)
             if found <= MAX_DIFFERENCE:
@@ -127,12 +142,12 @@ class BlockProof:
             raise failures[0]
         return found
 
-    def _compared(self, smaller: GatedModel, gates_N: Tensor, place: str, number: int) -> float:
-        masked = self._outputs(self.subject, place, gates_N, number)
-        removed = self._outputs(smaller, place, None, number)
+    def _compared(self, smaller: GatedModel, gates_N: Tensor, place: str, given: tuple[Any, Any]) -> float:
+        masked = self._outputs(self.subject, place, gates_N, given)
+        removed = self._outputs(smaller, place, None, given)
         return largest([apart(a, b) for a, b in zip(masked, removed, strict=True)])
 
-    def _outputs(self, subject: GatedModel, place: str, gates_N: Tensor | None, number: int) -> list[Tensor]:
+    def _outputs(self, subject: GatedModel, place: str, gates_N: Tensor | None, given: tuple[Any, Any]) -> list[Tensor]:
         """Call a module in float64. Return what it returns first, after the outputs of every W_O in it."""
         module = in_double(subject.module.get_submodule(place), of=subject.module)
         start = f"{place}." if place else ""
@@ -143,7 +158,7 @@ class BlockProof:
         }
         if subject is not self.subject:
             self._fold_in_double(module, subject, start)
-        arguments, named = mapped(self.given[number][place], as_double)
+        arguments, named = mapped(given, as_double)
         gates = None if gates_N is None else subject.grid.split(gates_N)
         found: list[Tensor] = []
         with ExitStack() as stack:
@@ -153,7 +168,7 @@ class BlockProof:
             stack.enter_context(torch.no_grad())
             stack.enter_context(AllInDouble())
             stack.enter_context(at_rest(module))
-            stack.enter_context(hooked(module, blocks, len(self.batches[number]), gates))
+            stack.enter_context(hooked(module, blocks, 1, gates))
             output = module(*arguments, **named)
         return [*found, *list(tensors_in(output))[:1]]
 

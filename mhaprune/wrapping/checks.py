@@ -1,12 +1,13 @@
 """Checks of a model before anything is proved: whether it can be called, read and cut."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from mhaprune.measure.outcomes import Diverged, check_weights_finite
+from mhaprune.measure.outcomes import Diverged, check_weights_finite, weight_sums
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import apart
 from mhaprune.wrapping.blocks import Unsupported
@@ -27,8 +28,8 @@ def check_call(model: nn.Module, first: Batches, run: Callable[[nn.Module, Any],
         ) from error
 
 
-def check_weights(model: nn.Module) -> None:
-    """Raise `Unsupported` for weights that cannot be read or cut."""
+def check_weights(model: nn.Module) -> tuple[float, ...]:
+    """Return the `weight_sums` of a model. Raises `Unsupported` for weights that cannot be read or cut."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise Unsupported("model: is a DistributedDataParallel, wrap model.module")
     if hasattr(model, "_orig_mod"):
@@ -42,14 +43,17 @@ def check_weights(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise Unsupported(f"model: its weight {name} is on the meta device, load the weights first")
+    sums = weight_sums(model)
     try:
-        check_weights_finite(model)
+        if not all(map(math.isfinite, sums)):
+            check_weights_finite(model)
     except Diverged as error:
         raise Unsupported(f"model: {error}") from None
     for path, module in model.named_modules():
         kind = type(module)
         if "quantized" in kind.__module__ or kind.__name__ in ("Linear8bitLt", "Linear4bit"):
             raise Unsupported(f"model: {path} is a {kind.__name__} of {kind.__module__}, must have plain weights")
+    return sums
 
 
 def check_buffers(model: nn.Module, call: Callable[[], Any]) -> None:

@@ -61,8 +61,8 @@ class UnitModel(WrappedModel):
             if stay := [each for each in calls if each not in mask.removed]:
                 if len(stay) < len(calls):
                     raise Unsupported(
-                        f"a removal takes a head out of all calls of its layer, and {stay[0]} stays; single calls can be"
-                        " closed, with closed() or evaluate()"
+                        f"a removal takes a head out of all calls of its layer, and {stay[0]} stays; single calls can"
+                        " be closed, with closed() or evaluate()"
                     )
             else:
                 gone.add(head)

@@ -29,6 +29,9 @@ from mhaprune.wrapping.replay import mapped, precise
 from mhaprune.wrapping.torch_nn import converted
 from mhaprune.wrapping.wrapped import WrappedModel
 
+KEPT = 2**26
+"""The most bytes of recorded inputs that are kept for the proofs of later removals; more are recorded again."""
+
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ModelWithData:
@@ -45,6 +48,8 @@ class ModelWithData:
     """The paths of the attention layers in which no head was found."""
     weights: tuple[float, ...] = ()
     """The weights that were proved, as `weight_sums`."""
+    proof: BlockProof | None = None
+    """The proof of a removal with its recorded inputs, if these are small."""
 
     def __repr__(self) -> str:
         blocks, subject, stuck = len(self.subject.blocks), self.subject, self.proven.stuck
@@ -84,7 +89,7 @@ class ModelWithData:
 
     def check_unchanged(self) -> None:
         """Raise ValueError if the weights are no longer those that were proved."""
-        if self.weights and weight_sums(self.subject.model) != self.weights:
+        if self.weights and repr(weight_sums(self.subject.model)) != repr(self.weights):  # also with a nan
             raise ValueError(
                 "model: its weights have changed since wrap, so that scores and proofs are not of this model; wrap it"
                 " again"
@@ -117,7 +122,7 @@ def understand(
     if cache is not None and not str(cache):
         raise ValueError("cache='': must name a folder; leave it out to keep nothing")
     kept = None if cache is None else Cache(cache)
-    check_weights(model)
+    sums = check_weights(model)
     splits = {
         name: Batches.of(batches, name) for name, batches in given.items() if batches is not None or name == "score"
     }
@@ -144,7 +149,9 @@ def understand(
     subject = subject.changed(**sets, workers=workers, cache=kept)
     data = Splits(**splits, proof=tried)
     not_seen = tuple(unseen(model, found, overlooked))
-    return ModelWithData(subject, data, name_of(quality), proven, seed, not_seen, weight_sums(model))
+    weights = sums if whole is model else weight_sums(model)
+    kept_proof = proof if proof is not None and prove == "blocks" and proof.recorded_bytes() <= KEPT else None
+    return ModelWithData(subject, data, name_of(quality), proven, seed, not_seen, weights, kept_proof)
 
 
 def _blocks(
