@@ -15,17 +15,27 @@ from mhaprune.wrapping.replay import at_rest, tensors_in
 from mhaprune.wrapping.wrapped import WrappedModel
 
 
-def check_call(model: nn.Module, first: Batches, run: Callable[[nn.Module, Any], Any]) -> None:
-    """Raise ValueError, one line, for a model that cannot be called with a batch."""
-    try:
-        with torch.no_grad(), at_rest(model):
-            run(model, first.arguments())
-    except Exception as error:  # of a model that may be anybody's
-        reason = " ".join(str(error).split())[:200]
+def check_call(model: nn.Module, batch: Batches, run: Callable[[nn.Module, Any], Any]) -> None:
+    """Raise ValueError, one line, for a model that cannot be called with a batch, or not with one example of it."""
+
+    def failure(batch: Batches) -> str:
+        try:
+            with torch.no_grad(), at_rest(model):
+                run(model, batch.arguments())
+        except Exception as error:  # of a model that may be anybody's
+            return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return ""
+
+    if reason := failure(batch[:1]):
+        if len(batch) > 1 and not failure(batch):
+            raise Unsupported(
+                f"model: runs on a batch and not on one example alone ({reason}), so what it says of an example depends"
+                " on the others, and no score is one of an example"
+            )
         raise ValueError(
-            f"score: the model cannot be called with these batches ({type(error).__name__}: {reason}); dicts are given"
-            " by name, tuples without their last part; call= names another way"
-        ) from error
+            f"score: the model cannot be called with these batches ({reason}); dicts are given by name, tuples without"
+            " their last part; call= names another way"
+        )
 
 
 def check_weights(model: nn.Module) -> tuple[float, ...]:

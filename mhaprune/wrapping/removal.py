@@ -50,6 +50,8 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
         return copy.deepcopy(module, memo)
     memo[id(module)] = twin = type(module).__new__(type(module))
     for name, value in vars(module).items():
+        if name == "_compiled_call_impl":  # which calls the module that was compiled, not its copy
+            continue
         if name == "_modules":
             mine: Any = {key: None if child is None else copied(child, memo) for key, child in value.items()}
         else:

@@ -130,9 +130,9 @@ def understand(
     whole, model = model, converted(model)
     weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     tried = Batches.extremes([*splits.values()])
-    first = tried[:1].converted(weight.device, weight.dtype)
-    check_buffers(model, lambda: run(model, first.arguments()))
-    found, overlooked, alone = _blocks(model, blocks, first, run)
+    batch = tried.first(len(tried)).converted(weight.device, weight.dtype)
+    check_buffers(model, lambda: run(model, batch.arguments()))
+    found, overlooked, alone = _blocks(model, blocks, batch, run)
     for name, split in splits.items():
         check_counted(loss, split, name)
     names = name_blocks([block.path for block in found])
@@ -155,14 +155,14 @@ def understand(
 
 
 def _blocks(
-    model: nn.Module, given: Sequence[AttentionBlock] | None, first: Batches, run: Callable[[nn.Module, Any], Any]
+    model: nn.Module, given: Sequence[AttentionBlock] | None, batch: Batches, run: Callable[[nn.Module, Any], Any]
 ) -> tuple[list[AttentionBlock], list[str], Any]:
     """Return the blocks of a model, the paths of attention in no block, and what the model returned for the first
-    example."""
+    example of a batch alone."""
     outputs: list[Any] = []
 
     def passing(model: nn.Module) -> None:
-        output = run(model, first.arguments())
+        output = run(model, batch[:1].arguments())
         outputs.append(mapped(output, Tensor.detach))
 
     if given is None:
@@ -172,12 +172,12 @@ def _blocks(
         except Exception as error:
             if isinstance(error, Unsupported):
                 raise
-            check_call(model, first, run)  # the plain call, whose error says more
+            check_call(model, batch, run)  # the plain call, whose error says more
             reason = " ".join(str(error).split())[:200]
             raise Unsupported(f"model: its gradients cannot be traced ({type(error).__name__}: {reason})") from error
     if not given:
         raise ValueError("blocks=[]: must name an attention layer, or be left out")
-    check_call(model, first, run)
+    check_call(model, batch, run)
     found = [block.completed(model) for block in given]
     if twice := [block.path for n, block in enumerate(found) if block.out in {other.out for other in found[:n]}]:
         raise ValueError(f"blocks: names {twice[0]} twice, must name each layer once")
