@@ -203,8 +203,10 @@ class Folder:
         return model
 
     def tokenizer(self) -> Any:
-        """Return the tokenizer, with a token to pad texts to one length."""
+        """Return the tokenizer, with a token to pad texts to one length on the right. On the left, as many chat models
+        have it for generation, padding would shift the positions."""
         tokenizer = self._read("tokenizer", self.library.AutoTokenizer.from_pretrained)
+        tokenizer.padding_side = "right"
         if tokenizer.pad_token is None:
             if tokenizer.eos_token is None:
                 raise ValueError(f"model.path={self.path}: its tokenizer has no token to fill up texts with")
