@@ -87,12 +87,15 @@ def check(row: Row, model: nn.Module, tiny: Tiny, folder: Path) -> None:
     batch, begin = tiny.batch(), time.perf_counter()
     heads = mhaprune.wrap(model, size_of_outputs, score=[batch], call=call)
     row.seconds, row.found = time.perf_counter() - begin, len(heads.grid)
-    row.outcome, why_not = "gates only" if heads.proven.why_not else "removable", heads.proven.why_not
+    why_not, stuck = heads.proven.why_not, heads.proven.stuck
+    row.outcome = "gates only" if why_not else "removable"
     idle = f"{len(heads.proven.without_effect)} without effect" if heads.proven.without_effect else ""
     unseen = f"not seen: {', '.join(heads.unseen)}" if heads.unseen else ""
-    row.reason = "; ".join(filter(None, [why_not, idle, unseen]))
+    parts = "" if why_not else "; ".join(f"{block} cannot be cut: {reason}" for block, reason in stuck.items())
+    row.reason = "; ".join(filter(None, [why_not, parts, idle, unseen]))
     scores = torch.rand(len(heads.grid), generator=torch.Generator().manual_seed(2))
-    gone = [heads.grid.heads[n] for n in scores.argsort()[: len(scores) - round(len(scores) / 2)].tolist()]
+    free = [n for n in scores.argsort().tolist() if why_not or heads.grid.heads[n].block not in stuck]
+    gone = [heads.grid.heads[n] for n in free[: len(scores) - round(len(scores) / 2)]]
     masked = outputs(blinded(model, heads, gone, tiny.width), batch)
     row.effect = difference(outputs(model, batch), masked)
     if why_not:

@@ -34,6 +34,8 @@ class Proofs(NamedTuple):
     """The heads whose gates change no output of the examples that were tried."""
     without_gradient: tuple[HeadId, ...] = ()
     """The heads whose gates change outputs that have no derivative in them."""
+    beside: bool = False
+    """True if the loss or the quality of an example depends on the other examples of its batch."""
     difference: float = float("nan")
     """The largest difference between an output with heads masked and the same output with heads removed. NaN if removal
     was not tried."""
@@ -66,7 +68,7 @@ def prove_gates(
         effects_N, again = _effects(judged, first[:1])
     again = again if judged is subject else subject.outputs(first[:1])
     _check_repeated(again, subject.real_outputs(alone, first[:1]))
-    _check_independent(subject, first, passes[0][0], alone)
+    beside = _check_independent(subject, first, passes[0][0], alone)
     subject = proof.subject = shapes.applied(subject, len(first))
     idle, no_gradient = _idle(subject, proof.batches, outputs, effects_N)
     if len(subject.grid) and len(idle) == len(subject.grid):
@@ -76,7 +78,7 @@ def prove_gates(
         )
     effective = torch.tensor([head not in idle and head not in no_gradient for head in subject.grid])
     smallest = float(effects_N.cpu()[effective].min()) if effective.any() else float("nan")
-    return subject, proof, Proofs(smallest, tuple(idle), tuple(no_gradient))
+    return subject, proof, Proofs(smallest, tuple(idle), tuple(no_gradient), beside)
 
 
 def prove_removal(proof: BlockProof | None, subject: GatedModel, kind: str) -> tuple[float, dict[Block, str]]:
@@ -189,22 +191,27 @@ def _check_repeated(outputs: Tensor, again: Tensor) -> None:
         )
 
 
-def _check_independent(subject: GatedModel, batch: Batch, output: Any, alone: Any) -> None:
-    """Raise `Unsupported` if the first example of a batch has another output, loss or quality when it is alone."""
-    judged = zip(subject.judge(output, batch), subject.judge(alone, batch[:1]), strict=True)
-    pairs = [*zip(tensors_in(output), tensors_in(alone), strict=False), *judged]
-    for together, single in pairs:
+def _check_independent(subject: GatedModel, batch: Batch, output: Any, alone: Any) -> bool:
+    """Return whether the first example of a batch is judged in another way when it is alone, as by a contrastive loss.
+    Raises `Unsupported` if its output is another one."""
+
+    def differs(together: Tensor, single: Tensor) -> float:
         by_row = together.shape[:1] == (len(batch),) and single.shape == (1, *together.shape[1:])
         if not by_row or not together.is_floating_point():
-            continue
+            return 0.0
         moved, finite = apart(together[:1], single), single.nan_to_num(0.0, 0.0, 0.0)
         # A model in float64 may compute parts in float32.
-        if not moved <= rounding(finite.float() if finite.dtype == torch.double else finite):
+        allowed = rounding(finite.float() if finite.dtype == torch.double else finite)
+        return 0.0 if moved <= allowed else moved
+
+    for together, single in zip(tensors_in(output), tensors_in(alone), strict=False):
+        if moved := differs(together, single):
             raise Unsupported(
                 f"model: what it says of an example depends on the other examples of the batch ({moved:.3g} apart from"
                 " the same example alone), so that no score is one of an example; give batches of one example, or mend"
                 " what reads the whole batch (a batch norm, a mean, a limit per batch)"
             )
+    return any(map(differs, subject.judge(output, batch), subject.judge(alone, batch[:1])))
 
 
 @torch.no_grad()

@@ -66,6 +66,8 @@ class ModelWithData:
             parts[2] = f"none removable: {self.proven.why_not}"
         elif stuck:
             parts[2] += f" ({_first([f'{block} is not: {reason}' for block, reason in stuck.items()])})"
+        if self.proven.beside:
+            parts.append("the loss of an example depends on the others of its batch")
         if subject.prove == "none":
             parts[1:] = ["not proved"]
         return ", ".join(parts) + (f"; not seen: {_first(self.unseen)}" if self.unseen else "")
