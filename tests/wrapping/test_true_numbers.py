@@ -147,7 +147,7 @@ def test_what_an_example_says_may_not_depend_on_its_neighbours() -> None:
     assert len(wrapped(Net(after=centred), split=texts(examples=1) * 2).grid) == 8
 
     def contrastive(output: Tensor, batch: Any) -> Tensor:
-        return (output @ output.T).log_softmax(dim=1).diagonal().neg()
+        return (F.normalize(output) @ F.normalize(output).T).log_softmax(dim=1).diagonal().neg()
 
     assert "the loss of an example depends on the others of its batch" in repr(wrapped(Net(), loss=contrastive))
     assert "depends" not in repr(wrapped(Net()))
