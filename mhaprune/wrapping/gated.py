@@ -105,9 +105,10 @@ class GatedModel(ABC):
         """Raise `Unsupported` if a pass did not call the output projection of a block as often as it should. An open
         gate need not be applied, so passes that replay their first part are fine."""
         for name, block in self.by_name.items():
-            piece = None if pieces is None else pieces.get(name, torch.ones(0))
-            open_ = piece is not None and not piece.requires_grad and bool((piece == 1).all())
-            if calls[name] < (1 if block.call is None else block.calls) and block.heads and not open_:
+            if calls[name] >= (1 if block.call is None else block.calls) or not block.heads:
+                continue
+            piece = None if pieces is None else pieces.get(name)
+            if pieces is None or (piece is not None and (piece.requires_grad or bool((piece != 1).any()))):
                 raise Unsupported(
                     f"{block.path}: its heads were not gated, because the pass called {block.out}"
                     f" {calls[name]} times where it should call it {block.calls}; was a layer replaced after wrap,"

@@ -168,7 +168,8 @@ def test_positions_before_examples_are_the_same_model() -> None:
     """Scores, a mask and a refit are those of the model that puts examples first."""
     one, other = Net(), Net(TimeFirst)
     other.load_state_dict(one.state_dict())
-    a, b = wrapped(one), wrapped(other)
+    a, b, unproved = wrapped(one), wrapped(other), wrapped(other, prove="none")
+    assert unproved.score("fisher")["score"].tolist() == b.score("fisher")["score"].tolist()
     names = ("ablation", "ablation_mean", "ablation_resample", "taylor", "taylor_example", "fisher", "refit_error")
     torch.testing.assert_close(*(torch.tensor(heads.score(*names)["score"].to_numpy()) for heads in (a, b)))
     small = [heads.prune(mask={0: [1], 1: [0, 2]}, refit=True) for heads in (a, b)]
