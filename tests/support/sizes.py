@@ -30,7 +30,6 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     | {"from_scratch": {"draws": 2}},
     "experiment": {
         "ablate": {"latency_rounds": 2, "latency_batch": 4},
-        "anatomy": {"head_dims": [2, 4]},
         "prune": {"budgets": [0.5], "latency_rounds": 2, "latency_batch": 4},
         "speed": {"d_models": [16, 24], "batch_sizes": [1, 3], "source_lengths": [4], "target_lengths": [5]}
         | {"budgets": [1, 3], "rounds": 3},
