@@ -73,8 +73,6 @@ LIST = (
     ),
     Picture("alignment", "Do the heads that align matter?", "alignment", "experiment=explain task=pronounce"),
     Picture("patterns", "Where every head looks", "patterns", REVERSE),
-    Picture("tensors", "Every tensor of one call", "tensors", "experiment=anatomy"),
-    Picture("scaling", "Why scores are divided by √d", "scaling", "experiment=anatomy"),
     Picture("pairs", "Heads that stand in for each other", "interactions", "experiment=interact"),
     Picture("together", "What heads cost together", "together", "experiment=interact"),
     Picture("recovery", "What a refit and training bring back", "recovery", PRUNE),

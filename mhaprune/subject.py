@@ -218,13 +218,3 @@ class DecodesGreedily(Protocol):
     def decodes_right(self, batch: Batch) -> Tensor:
         """Return a mask (B,): True for each example whose target equals the answer of greedy decoding."""
         ...
-
-
-@runtime_checkable
-class CarriesRelevance(Protocol):
-    """A subject that supports layer-wise relevance propagation."""
-
-    def relevance(self, batch: Batch, epsilon: float) -> Tensor:
-        """Return the relevance of every head for the largest logit at each token, summed over tokens, (B, N), by
-        layer-wise relevance propagation with the ε-rule."""
-        ...

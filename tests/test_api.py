@@ -192,7 +192,7 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
     "call": [wrap(call="plainly")],
     "seed": [wrap(seed=-1), wrap(seed=0.5), wrap(seed="0")],
     "scorers": [lambda h: h.score(["ablation"]), lambda h: h.score(3)],  # type: ignore[arg-type]
-    "scorer": [lambda h, name=name: h.score(name) for name in ("ablatoin", "gate", "lrp", "")],  # type: ignore[misc]
+    "scorer": [lambda h, name=name: h.score(name) for name in ("ablatoin", "gate", "")],  # type: ignore[misc]
     "scorer/schedule=greedi: no such scorer or schedule, did you mean greedy": [lambda h: h.mask(by="greedi")],
     "keep": [
         lambda h: h.mask(True),

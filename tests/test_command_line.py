@@ -29,7 +29,7 @@ RECOVERIES = ", ".join(sorted(path.stem for path in Path("conf/recovery").glob("
 REFUSED = [
     (["example=3,1"], "example=3,1: commas ask for a sweep, which needs -m; a list stands in brackets, example=[3,1]"),
     (["sped=1"], "sped=1: no such key, did you mean seed? allowed are seed, device, num_threads, cache"),
-    (["experiment=ablat"], "experiment=ablat: no such option, did you mean ablate? allowed are ablate, anatomy"),
+    (["experiment=ablat"], "experiment=ablat: no such option, did you mean ablate? allowed are ablate, compare"),
     (["scorer=[gate,magic]"], "scorer=magic: no such option, allowed are ablation, ablation_mean,"),
     (["recovery=[mine]"], f"recovery=mine: no such option, allowed are {RECOVERIES}; one of your own needs plugins="),
     (["gate=null"], "gate=null: must name one of none, softmax"),
@@ -93,8 +93,7 @@ UNFIT = [
     (["experiment.budgets=[0.5,30]"], "experiment.budgets=30: the model has 24 heads, allowed are 0 to 24"),
     (["experiment=explain", "experiment.examples=[9999]"], "experiment.examples=9999: the report split has examples 0"),
     (["recovery=[fine_tune_between]"], "recovery=[fine_tune_between]: experiment=ablate recovers models that"),
-    (["experiment=anatomy", "experiment.head_dims=[1e9]"], "experiment.head_dims[0]=1000000000.0: must be a whole"),
-    (["experiment=anatomy", "experiment.head=cross.9.1"], "experiment.head=cross.9.1: no such head, the model has"),
+    (["experiment=speed", "experiment.d_models=[1e9]"], "experiment.d_models[0]=1000000000.0: must be a whole"),
     (["experiment=prune", "experiment.budgets=['10 flops']"], "experiment.budgets[0]='10 flops': must be a whole"),
 ]
 """Values that do not fit their setting, or do not fit each other."""

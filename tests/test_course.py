@@ -4,7 +4,7 @@ import io
 import json
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,6 @@ import pytest
 import torch
 
 import mhaprune.progress
-from mhaprune.experiments.anatomy.study import scaling_table
 from support import ROOT
 from support.figures import drawing
 from support.sizes import slow
@@ -52,6 +51,24 @@ def run(
     return names
 
 
+def softmax_of_random_scores(sizes: Sequence[int]) -> dict[tuple[str, int], tuple[float, float, float]]:
+    """Return the mean and the median entropy of the weights and the mean norm of their derivative, for each size of a
+    head; the norm is that of Jacobians from autograd."""
+    draw, found = torch.Generator().manual_seed(0), {}
+    for size in sizes:
+        queries = torch.randn(400, size, generator=draw, dtype=torch.float64)
+        keys = torch.randn(400, 10, size, generator=draw, dtype=torch.float64)
+        for name, divisor in (("not divided", 1.0), ("divided by √d", size**0.5)):
+            scores = (keys @ queries[..., None])[..., 0] / divisor
+            weights = scores.softmax(dim=1)
+            entropy = -weights.xlogy(weights).sum(dim=1)
+            jacobians = torch.vmap(torch.func.jacrev(lambda each: each.softmax(dim=0)))(scores)
+            middle = entropy.sort().values[199:201].mean()
+            norm = jacobians.square().sum(dim=(1, 2)).sqrt().mean()
+            found[name, size] = (float(entropy.mean()), float(middle), float(norm))
+    return found
+
+
 def test_every_cell_of_the_layer_runs() -> None:
     printed = dict[str, str]()
     names = run(LAYER, SMALL, printed, without={"help"})  # which trains
@@ -62,10 +79,8 @@ def test_every_cell_of_the_layer_runs() -> None:
     spread = names["scaling"]["spread of the scores"]
     assert (spread["divided by √d"] < 2).all()
     assert spread["not divided"][512] > 10
-    anatomy = scaling_table([2, 32, 512]).sort_values(["scaled", "head_dim"], ascending=[False, True])
-    for column, theirs in {"mean ent": "entropy_mean", "median ent": "entropy", "mean der": "gradient_mean"}.items():
-        ours = names["scaling"].filter(like=column).iloc[:, 0]
-        assert ours.tolist() == pytest.approx(anatomy[theirs].tolist()), column
+    for (scores, size), row in softmax_of_random_scores((2, 32, 512)).items():
+        assert names["scaling"].loc[(scores, size)].iloc[1:].tolist() == pytest.approx(row), (scores, size)
     assert names["slower"]["ratio"]["additive"] > 1
     assert names["most"]["q1"] > names["control"]["q3"], "heads are not free"
 

@@ -158,13 +158,13 @@ def the_one(schedules: Mapping[str, Schedule]) -> Schedule:
 
 
 def with_proofs(
-    study: Study, tables: dict[str, pd.DataFrame], worst: float, files: dict[str, bytes] | None = None, **more: float
+    study: Study, tables: dict[str, pd.DataFrame], worst: float, files: dict[str, bytes] | None = None
 ) -> Findings:
     """Return the findings of an experiment that removes heads, with its proofs as `checks`. `worst` is the largest
-    difference between removing and masking the same heads; `more` are further proofs of the experiment."""
+    difference between removing and masking the same heads."""
     with doing("prove"):
         checks = proofs(study.subject, study.splits.report)
-    return Findings(tables, {"max_difference_masked_removed": worst, **more, **checks}, files or {})
+    return Findings(tables, {"max_difference_masked_removed": worst, **checks}, files or {})
 
 
 def figures_of(kind: type[Experiment], tables: Tables) -> Iterator[Plot]:

@@ -55,7 +55,7 @@ By = Any
 Number = float | int | None
 """A share or a number; None if it is not given."""
 Unit = Literal["head", "group", "block", "call"]
-TUNED = ("steps", "learning_rate", "batch_size", "distillation", "lora")
+TUNED = ("steps", "learning_rate", "batch_size", "distillation")
 Steps = Annotated[int, Ge(0)] | dict[str, Any]
 """A number of training steps, or settings of `FineTune`, those of `TUNED`, by name."""
 Every = Annotated[int | None, Ge(1)]
@@ -327,9 +327,8 @@ class Heads(ModelWithData):
         With `refit`, W_O of each attention and W_2 of each feed-forward are fitted so that the copy computes what the
         dense model does. `fine_tune` is a number of training steps: AdamW lowers the loss. Or it holds settings, such
         as `{"steps": 300, "learning_rate": 1e-4, "distillation": 0.5}`; with this one, half of the objective is the
-        distance from the dense model's answers. `{"steps": 300, "lora": 8}` trains adapters of rank 8 and adds them to
-        the weights. All use the *train* split, or *score* if there is none. Raises ValueError if heads cannot be
-        removed.
+        distance from the dense model's answers. All use the *train* split, or *score* if there is none. Raises
+        ValueError if heads cannot be removed.
 
         >>> small = heads.prune(keep=0.5, by="gate_output", refit=True)
         >>> type(small) is type(model), [layer.num_heads for layer in small.attention] != [4, 4]

@@ -17,7 +17,6 @@ from mhaprune.heads import Block, HeadGrid, Site
 from mhaprune.measure.outcomes import BATCH_SIZE, joined, measure
 from mhaprune.model.decoding import Step, attention_step, decode_greedily
 from mhaprune.model.network import AttentionSublayer, EncoderDecoder, Transformer
-from mhaprune.model.relevance import with_relevance
 from mhaprune.model.shared_prefixes import Branches, depth_first
 from mhaprune.subject import AnswerOutcome, Fallback, Outcome
 from mhaprune.wrapping.blocks import AttentionBlock, block_of
@@ -116,13 +115,6 @@ class Seq2Seq(EncoderDecoder, GatedModel):
             own = self.answered(data[wrong])
             found[wrong] = probability(own, measure(self, own))
         return found
-
-    def relevance(self, batch: Examples, epsilon: float) -> Tensor:
-        gates_BN = torch.ones(len(batch), len(self.grid), dtype=self.dtype, device=self.device, requires_grad=True)
-        top_BT = with_relevance(self, epsilon).run_gated(batch, gates_BN).amax(dim=-1)
-        top, no_heads = top_BT[batch.target != PAD].sum(), not len(self.grid)
-        (relevance_BN,) = torch.autograd.grad(top, gates_BN, allow_unused=no_heads, materialize_grads=no_heads)
-        return relevance_BN
 
     def predict(self, batch: Examples) -> Tensor:
         with torch.inference_mode():  # a tenth faster than no_grad: nothing at all is kept for autograd

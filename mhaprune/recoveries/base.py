@@ -5,12 +5,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from math import nan
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import pandas as pd
 
 from mhaprune.data import Data, Splits
-from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import Diverged
 from mhaprune.settings.options import describe, modules_of
 from mhaprune.settings.ranges import Checked, Ge, Gt
@@ -132,16 +131,6 @@ class ShortTraining(Checked):
         )
 
 
-class Chooser(Recovery):
-    """A recovery that gets the whole model and also chooses the heads to remove."""
-
-    follows = False
-
-    @abstractmethod
-    def keeping(self, heads: int) -> Self:
-        """Return a copy of this recovery that keeps this number of heads."""
-
-
 class RecoveryResult(NamedTuple):
     """The recovered model and the history of its training. If the training diverged: the pruned model without recovery,
     and a note."""
@@ -155,7 +144,7 @@ class RecoveryResult(NamedTuple):
 
 def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, remember: Remember) -> RecoveryResult:
     """Recover a pruned model. If the recovery has `kept`, an earlier result is taken from the cache. If the training
-    diverges, the model is returned as it was. A `Chooser` returns a model with fewer heads."""
+    diverges, the model is returned as it was."""
 
     def make(state: State | None, save: Callable[[State], None]) -> State:
         start = time.perf_counter()
@@ -168,7 +157,6 @@ def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, 
         seconds = float(history["seconds"].iloc[-1]) if len(history) and "seconds" in history else took
         return {
             "weights": model.module.state_dict(),
-            "heads": [str(head) for head in model.grid],
             "history": history.to_dict("list"),
             "note": "",
             "seconds": seconds,
@@ -185,9 +173,6 @@ def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, 
     content = remember("recovered", what, make) if recovery.kept else make(None, lambda state: None)
     model = left.copied()
     if content["weights"] is not None:
-        if len(content["heads"]) < len(left.grid):
-            kept = set(content["heads"])
-            model = left.without(HeadMask(left.grid, frozenset(head for head in left.grid if str(head) not in kept)))
         model.module.load_state_dict(content["weights"])
     return RecoveryResult(model, pd.DataFrame(content["history"]), content["note"], content.get("seconds", nan))
 

@@ -1,22 +1,15 @@
 """Train a pruned model a little longer."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 import pandas as pd
 import torch
 
 from mhaprune.recoveries.base import Left, Recovery, RecoveryContext, ShortTraining, State, left_digest
-from mhaprune.settings.ranges import Ge, Within
-from mhaprune.wrapping.adapters import low_rank
-from mhaprune.wrapping.descent import Descent
-
-LORA_RATE = 10
-"""The learning rate of adapters, as a multiple of the usual one for all weights (Schulman et al. 2025)."""
+from mhaprune.settings.ranges import Within
 
 
 @dataclass(frozen=True)
@@ -35,16 +28,8 @@ class FineTune(ShortTraining, Recovery):
     distillation: Annotated[float, Within(0, 1)] = 0.0
     """The weight, 0 to 1, of the distillation loss in the objective (Hinton et al. 2015, at temperature 1). With 0 only
     the targets are trained on; see `Descent.distil`."""
-    lora: Annotated[int | None, Ge(1)] = None
-    """For a pretrained model: the rank of adapters (LoRA, Hu et al. 2022), by the library peft. If given, only they are
-    trained, and then added to the weights. The learning rate is ten times the usual one, unless it is given."""
     start: Recovery | None = None
     """A recovery that runs first, each time. With None, training starts from the weights that pruning left."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lora and find_spec("peft") is None:
-            raise ValueError(f"lora={self.lora}: needs peft, pip install 'mhaprune[lora]'")
 
     @property
     def why_only_ours(self) -> str:
@@ -62,12 +47,6 @@ class FineTune(ShortTraining, Recovery):
     def between(self) -> bool:
         return self.when == "between"
 
-    def descent(self, lesson: RecoveryContext) -> Descent:
-        descent = super().descent(lesson)
-        if self.lora is None or self.learning_rate is not None:
-            return descent
-        return replace(descent, learning_rate=LORA_RATE * descent.learning_rate)
-
     def starts_from(self, lesson: RecoveryContext, left: Left) -> Any:
         return [left_digest(left), None if self.start is None else self.start.starts_from(lesson, left)]
 
@@ -79,6 +58,4 @@ class FineTune(ShortTraining, Recovery):
         if self.distillation:
             objective = partial(descent.distil, teacher=lesson.dense, share=self.distillation)
         torch.manual_seed(lesson.seed)
-        with low_rank(model, self.lora, splits.train[:1]) if self.lora else nullcontext():
-            history = descent(model, splits.train, splits.valid, None, lesson.seed, state, save, objective)
-        return model, history
+        return model, descent(model, splits.train, splits.valid, None, lesson.seed, state, save, objective)

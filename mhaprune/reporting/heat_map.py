@@ -19,8 +19,6 @@ LOST = LinearSegmentedColormap.from_list("lost", ["white", *matplotlib.colormaps
 """Darker means that a choice of heads loses more quality; nothing lost is white."""
 EXTRA_COST = "RdBu_r"
 """Signed: red costs more than expected, blue less."""
-VALUES = "PuOr_r"
-"""Signed numbers that are neither good nor bad: orange is positive, purple negative."""
 MISSING = "#d9d9d9"
 """The colour of a cell without a number: a removed head, no measurement, a place where attention is forbidden."""
 
@@ -51,15 +49,13 @@ def heat_map(
     return image
 
 
-def write_cells(
-    axes: Axes, image: AxesImage, values: np.ndarray, write: Callable[[float], str], size: float = 9
-) -> None:
+def write_cells(axes: Axes, image: AxesImage, values: np.ndarray, write: Callable[[float], str]) -> None:
     """Write a number in every cell of a heat map, black on light and white on dark; NaN is left empty."""
     shades = np.asarray(image.to_rgba(np.ma.asarray(image.get_array())))[..., :3] @ (0.3, 0.59, 0.11)
     for (row, column), value in np.ndenumerate(values):
         if not np.isnan(value):
             colour = "black" if shades[row, column] > 0.45 else "white"
-            write_inside(axes, column, row, write(value), fontsize=size, color=colour)
+            write_inside(axes, column, row, write(value), fontsize=9, color=colour)
 
 
 def write_inside(axes: Axes, x: float, y: float, words: str, **style: Any) -> None:

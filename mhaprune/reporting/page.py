@@ -53,11 +53,6 @@ def proof_sentences(checks: Mapping[str, float]) -> list[str]:
             "Gates have an effect: every block has a gate on which the outputs depend (the derivative is"
             f" {checks['smallest_gate_effect']:.2g} or more, and exactly 0 for a gate without effect)."
         )
-    if "max_difference_wide_independent" in checks:
-        lines.append(
-            "One wide projection is an independent one for every head: computed head by head in float64, the output of"
-            f" the layer differs by {checks['max_difference_wide_independent']:.1e} at most."
-        )
     if "greedy_decoding_disagreements" in checks:
         count = int(checks["greedy_decoding_disagreements"])
         lines.append(

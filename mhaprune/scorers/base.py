@@ -96,8 +96,6 @@ class Scorer(Checked, ABC):
     """True if the scorer reads attention weights. If False, the model need not compute attention weights."""
     needs_gates: ClassVar[bool] = False
     """True if the scorer works only for a model with learned gates."""
-    needs: ClassVar[type | None] = None
-    """A protocol of `subject.py`, beside `Subject`, that the model must support; None if `Subject` is enough."""
     draws_by_head: ClassVar[bool] = False
     """True if a random number is drawn for each head, in the order of the grid. Then the removal of a head changes the
     scores of the other heads."""

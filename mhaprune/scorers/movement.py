@@ -18,7 +18,7 @@ class Movement(TrainedGates):
     falls as long as the loss would fall if the head were weaker. k falls from all heads to `keep` along a cubic curve
     over the first half of the steps (Zhu & Gupta 2018).
 
-    In the papers the weights are trained at the same time; for that see `recoveries.fine_tune_gates`.
+    In the papers the weights are trained at the same time.
     """
 
     draws_by_head: ClassVar[bool] = False

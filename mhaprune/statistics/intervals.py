@@ -201,14 +201,6 @@ def _student(values_S: ArrayLike, factor: float) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def geometric_mean(values_S: ArrayLike) -> tuple[float, float, float]:
-    """Return the geometric mean of positive values over a few seeds, and both ends of its interval: the exponentials of
-    Student's interval for the logarithms. The ends are NaN for fewer than `LEAST_RUNS` values."""
-    logarithms_S = np.log(np.asarray(values_S, dtype=float))
-    low, high = student_interval(logarithms_S)
-    return math.exp(logarithms_S.mean()), math.exp(low), math.exp(high)
-
-
 def prunable(moments_3N: np.ndarray, tolerance: float, confidence: float = CONFIDENCE) -> np.ndarray:
     """Return True for each head that raises the mean loss by less than `tolerance` nats when it alone is closed, (N,).
 

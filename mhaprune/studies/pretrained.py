@@ -188,8 +188,6 @@ class PretrainedSource(Source):
         subject, few = self.heads.subject, self.splits.score[:2]
         if scorer.needs_gates and subject.learned_gates() is None:
             return "needs learned gates"
-        if scorer.needs is not None and not isinstance(subject, scorer.needs):
-            return "needs layers that only mhaprune's own model has"
         try:
             if scorer.reads_attention:
                 subject.attention_maps(few)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.attention.gates import Softmax
-from mhaprune.attention.layer import MultiHeadAttention, causal_bias
+from mhaprune.attention.layer import MultiHeadAttention, causal_bias, padding_bias
 from mhaprune.heads import HeadMask
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
@@ -153,6 +153,38 @@ def test_mask_gate_and_argument_multiply_what_a_head_writes() -> None:
         expected, _ = by_hand(one, one, one)
         torch.testing.assert_close(together[b : b + 1], expected)
         torch.testing.assert_close(gated(one, one, one, gates=gates_H)[0], expected)
+
+
+@torch.no_grad()
+def head_by_head(layer: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the output (B, T, D) as a sum over separate attentions, one per head, each with projections of its own.
+    `bias` (B, 1, T, U) is added to the scores."""
+    output = q.new_zeros(*q.shape[:2], layer.embed_dim) + layer.out_proj.bias
+    for n, gate in enumerate(layer.head_scale()):
+        part = slice(n * layer.head_dim, (n + 1) * layer.head_dim)
+        of_q, of_k, of_v = (
+            x @ projection.weight[part].mT + projection.bias[part]
+            for x, projection in ((q, layer.q_proj), (k, layer.k_proj), (v, layer.v_proj))
+        )
+        scores = of_q @ of_k.mT / math.sqrt(layer.head_dim) + (0 if bias is None else bias[:, 0])
+        output = output + gate * (scores.softmax(dim=-1) @ of_v) @ layer.out_proj.weight[:, part].mT
+    return output
+
+
+@pytest.mark.parametrize("case", ["padded", "causal", "sizes of its own"])
+def test_one_wide_projection_is_as_many_small_ones(case: str) -> None:
+    sizes = {"qdim": 5, "kdim": 6, "vdim": 9} if case == "sizes of its own" else {}
+    layer = MultiHeadAttention(D, H, **sizes, gate=Softmax(init="rand")).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    x = random(B, T, D)
+    inputs = (random(B, T, 5), random(B, U, 6), random(B, U, 9)) if sizes else (x, x, x)
+    bias = {
+        "padded": padding_bias(padding_mask([T, 4, 2], T), x.dtype),
+        "causal": causal_bias(T, T, x.dtype, x.device)[None, None],
+    }.get(case)
+    output, _ = layer(*inputs, attn_mask=bias)
+    torch.testing.assert_close(output, head_by_head(layer, *inputs, bias), rtol=0, atol=1e-10)
 
 
 def test_dropout_acts_in_training_only_and_on_both_paths() -> None:

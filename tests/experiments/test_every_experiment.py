@@ -141,7 +141,6 @@ REFUSED = {
         ("task=inflection; shift=[longer]", "shift=[longer]: task inflection has none at all"),
         ("shift=[11 symbols]; model.max_length=11", "shift=[11 symbols]: has sequences of 12 tokens, model.max_length"),
         ("recovery=[refit,refit_between]", "recovery=[refit_between]: experiment=ablate recovers models that"),
-        ("recovery=[fine_tune_gates]", "recovery=[fine_tune_gates]: experiment=ablate recovers models that"),
         ("example=3 1", "example='3 1': experiment=ablate looks at no example, experiment=explain does"),
     ],
     "compare": [
@@ -174,10 +173,6 @@ REFUSED = {
         ("schedule=one_shot; schedule.one_shot.keep_at_least=1", OF_24),
         ("experiment.budgets=[30]", "experiment.budgets=30: the model has 24 heads, allowed are 0 to 24"),
         ("experiment.budgets=[3 ms]", "experiment.budgets[0]='3 ms': must be a whole number or a finite number"),
-        (
-            "recovery=[refit,fine_tune_gates]; experiment.budgets=[0.5,1.0]",
-            "experiment.budgets=[0.5, 1.0]: recovery=[fine_tune_gates] keeps at least one of 24 heads",
-        ),
         ("recovery=fine_tune_between; scorer=gate; schedule=one_shot", "scorer=gate: needs learned gates"),
     ],
     "speed": [

@@ -82,8 +82,8 @@ def nothing_measured(tables: Frames) -> Frames:
 
 
 CHANGES = {each.__name__: each for each in (long_names, only_one_head, hundreds_of_heads, one_size, nothing_measured)}
-EXPERIMENTS = [name for name in options("experiment") if name not in ("anatomy", "evaluate", "train")]
-"""`anatomy` shows one example of one call of a layer, and the other two show none."""
+EXPERIMENTS = [name for name in options("experiment") if name not in ("evaluate", "train")]
+"""Without those that draw no heads."""
 QUICK = [("interact", "only_one_head"), ("prune", "long_names"), ("ablate", "nothing_measured")]
 
 

@@ -12,7 +12,7 @@ import torch
 from mhaprune.data import Splits
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.recoveries.base import HISTORY, Chooser, Recovery, RecoveryContext, State, recover
+from mhaprune.recoveries.base import HISTORY, Recovery, RecoveryContext, State, recover
 from mhaprune.storage.store import fingerprint
 from mhaprune.tasks.sort import Sort
 from support.composing import every
@@ -79,12 +79,8 @@ def test_the_same_bits_come_back_in_the_same_shape_and_what_is_left_stays(
     assert same(weights(lesson.dense), dense)
     assert same(weights(model), done[0])
     assert not same(weights(model), before)
-    if isinstance(recovery, Chooser):
-        assert len(model.grid) == round(len(left.grid) / 2)
-        assert set(model.grid) < set(left.grid)
-    else:
-        assert model.grid.sizes == left.grid.sizes
-        assert [value.shape for value in done[0].values()] == [value.shape for value in before.values()]
+    assert model.grid.sizes == left.grid.sizes
+    assert [value.shape for value in done[0].values()] == [value.shape for value in before.values()]
     assert list(history)[: len(HISTORY)] == HISTORY
     assert len(history) > 0 or not trained(recovery, lesson)
     assert max(history["step"], default=0) == trained(recovery, lesson)
@@ -138,8 +134,7 @@ def test_what_is_kept_in_the_cache_is_the_model(
 
     kept = recover(recovery, lesson, left, 0, remember)
     assert same(weights(kept.model), done[0])
-    expected = recovered(recovery, lesson, left)[0].grid if isinstance(recovery, Chooser) else left.grid
-    assert kept.model.grid == expected, "heads keep their names"
+    assert kept.model.grid == left.grid, "heads keep their names"
     kept_history, history = (table.drop(columns="seconds") for table in (kept.history, done[1]))
     pd.testing.assert_frame_equal(kept_history, history, check_dtype=len(history) > 0)
     assert kept.note == ""

@@ -381,7 +381,7 @@ def test_the_last_folder_has_a_link_and_all_runs_an_index(tmp_path: Path, monkey
     monkeypatch.setattr("mhaprune.runs.collecting.results_folder", lambda: tmp_path)
     monkeypatch.setattr("mhaprune.runs.collecting.MOST_LISTED", 2)
     places = [
-        tmp_path / "runs" / kind / "2026-01-02" / f"0{i}-00" for i, kind in enumerate(["ablate", "prune", "learn"])
+        tmp_path / "runs" / kind / "2026-01-02" / f"0{i}-00" for i, kind in enumerate(["ablate", "prune", "speed"])
     ]
     for i, place in enumerate(places):
         with RunFolder(place).recorded() as folder:
@@ -393,7 +393,7 @@ def test_the_last_folder_has_a_link_and_all_runs_an_index(tmp_path: Path, monkey
     assert "The newest 2 of 3 runs" in page
     assert [f"sentence {i}." in page for i in range(3)] == [False, True, True]
     assert page.index("<td>2026-01-02/02-00</td>") < page.index("<td>2026-01-02/01-00</td>"), "the newest first"
-    assert re.search(r"<td>learn</td>\s*<td>seed=2</td>", page)
+    assert re.search(r"<td>speed</td>\s*<td>seed=2</td>", page)
     (tmp_path / "latest").unlink()
     (tmp_path / "latest").mkdir()  # the user's own: it stays
     remember(places[0])

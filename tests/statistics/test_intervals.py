@@ -9,7 +9,6 @@ from scipy import stats
 from mhaprune.statistics.intervals import (
     difference_interval,
     differs_p,
-    geometric_mean,
     mean_interval,
     moments,
     paired_interval,
@@ -134,17 +133,6 @@ def test_students_interval_is_scipys(n: int) -> None:
         expected_p = stats.ttest_1samp(values, bound, alternative="greater").pvalue
         assert student_p(values, bound) == pytest.approx(expected_p, rel=1e-6)
     assert student_interval(values.tolist()) == student_interval(pd.Series(values)) == student_interval(values)
-
-
-def test_a_geometric_mean_has_the_interval_of_its_logarithms() -> None:
-    times = np.array([300.0, 400.0, 1200.0])
-    mean, low, high = geometric_mean(times)
-    assert mean == pytest.approx(stats.gmean(times))
-    assert (math.log(low), math.log(high)) == pytest.approx(student_interval(np.log(times)))
-    assert geometric_mean(1 / times) == pytest.approx((1 / mean, 1 / high, 1 / low)), "a ratio and its inverse agree"
-    mean, *ends = geometric_mean([7.4])
-    assert mean == pytest.approx(7.4)
-    assert all(map(math.isnan, ends))
 
 
 def test_one_head_is_prunable_when_the_upper_end_is_below_the_tolerance() -> None:

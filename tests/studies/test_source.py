@@ -153,11 +153,9 @@ def test_what_it_has_not_is_left_out_with_a_notice(cache: Path, caplog: pytest.L
         run = described("compare", cache)
         pruning = described("prune", cache)
     scorers, _ = run.usable
-    assert not {"gate", "lrp"} & set(scorers)
-    assert set(scorers) == set(run.scorer) - {"gate", "lrp"}
+    assert set(scorers) == set(run.scorer) - {"gate"}
     assert list(pruning.usable[1]) == ["refit", "fine_tune"]
     assert "scorer=[gate] is left out: it needs learned gates, so it is not for guest" in caplog.text
-    assert "scorer=[lrp] is left out: it needs layers that only mhaprune's own model has" in caplog.text
     assert "recovery=[from_scratch] is left out: it trains as the model was trained" in caplog.text
 
 
@@ -165,7 +163,6 @@ def test_what_it_has_not_is_left_out_with_a_notice(cache: Path, caplog: pytest.L
     ("experiment", "overrides", "message"),
     [
         ("ablate", ["scorer=[gate]"], r"scorer=\[gate\]: needs learned gates, so it is not for guest; choose another"),
-        ("ablate", ["scorer=[lrp]"], r"scorer=\[lrp\]: needs layers that only mhaprune's own model has"),
         ("prune", ["recovery=[from_scratch]"], r"recovery=\[from_scratch\]: trains as the model was trained"),
         ("ablate", ["experiment.budgets=[9]"], "experiment.budgets=9: the model has 8 heads"),
         ("explain", ["example=hello"], "example='hello': only a model that is trained here reads one"),

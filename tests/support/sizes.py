@@ -26,14 +26,10 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "subset": {"steps": 5},
         "taylor_batch": {"batch_size": 8},
     },
-    "recovery": {
-        f"fine_tune{kind}": {"steps": 2}
-        for kind in ("", "_between", "_distil", "_gates", "_gates_l0", "_gates_subset", "_refit")
-    }
+    "recovery": {f"fine_tune{kind}": {"steps": 2} for kind in ("", "_between", "_distil", "_refit")}
     | {"from_scratch": {"draws": 2}},
     "experiment": {
         "ablate": {"latency_rounds": 2, "latency_batch": 4},
-        "anatomy": {"head_dims": [2, 4]},
         "prune": {"budgets": [0.5], "latency_rounds": 2, "latency_batch": 4},
         "speed": {"d_models": [16, 24], "batch_sizes": [1, 3], "source_lengths": [4], "target_lengths": [5]}
         | {"budgets": [1, 3], "rounds": 3},

@@ -17,7 +17,7 @@ from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import time_removed
 from mhaprune.pruning.shift import shift_table
-from mhaprune.recoveries.base import Chooser, left_digest
+from mhaprune.recoveries.base import left_digest
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.training import training_curve
 from mhaprune.scorers.scoring import Scoring
@@ -39,8 +39,6 @@ class Prune(HeadBudgets, WithinTolerance):
     Each row of `smallest` has, for a schedule, a scorer and a recovery, the smallest model that loses at most
     `tolerance` of the dense exact match on the *choose* split, and its exact match on the *report* split.
     `shift` has these models on examples of other kinds, if the task or `shift` has any.
-    A recovery that chooses heads itself has its own name in place of a schedule and a scorer; the same heads, removed
-    from the model as it was, have rows beside it.
     `heads_removed_sure` heads can be removed at 95 % confidence (see `can_go.py`). A control recovery trains, from new
     weights, the best shape of each number of heads kept. Its row stands for several draws, so this row has no
     `heads_removed_sure`.
@@ -63,12 +61,6 @@ class Prune(HeadBudgets, WithinTolerance):
         if any(schedule.scoring != "none" for schedule in setup.schedules.values()):
             setup.check_scorers()
         super().check(setup)
-        choosers = [name for name, recovery in setup.recoveries.items() if isinstance(recovery, Chooser)]
-        if choosers and self.removals(setup.grid)[-1] == len(setup.grid):
-            raise ValueError(
-                f"experiment.budgets={list(self.budgets)}: recovery=[{','.join(choosers)}] keeps at least one of"
-                f" {len(setup.grid)} heads"
-            )
 
     def __call__(self, study: Study) -> Findings:
         subject, splits = study.subject, study.splits
@@ -85,12 +77,6 @@ class Prune(HeadBudgets, WithinTolerance):
                 for scorer in dict.fromkeys(plan.scorer for plan in plans):
                     choose = partial(choose_next, study, scorer, name)
                     found += trials.between(between, choose, budgets)
-        for name in track(
-            [n for n, recovery in study.recoveries.items() if isinstance(recovery, Chooser)], "choose while training"
-        ):
-            chosen_while_trained = list(trials.choosing(name, budgets))
-            # The same heads removed from the model as it was, for comparison.
-            found += [*chosen_while_trained, *trials.after([trial.plan for trial in chosen_while_trained])]
         best = best_of_each_size(found)
         for name in track([n for n, recovery in study.recoveries.items() if recovery.control], "controls"):
             found += trials.controls(name, best)

@@ -12,7 +12,7 @@ from mhaprune.measure.outcomes import measure
 from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan, plan_columns, plan_words
 from mhaprune.pruning.removal import EquivalenceCheck
-from mhaprune.recoveries.base import Chooser, Recovery, RecoveryContext, recover
+from mhaprune.recoveries.base import Recovery, RecoveryContext, recover
 from mhaprune.storage.cache import Remember
 from mhaprune.subject import Subject
 from mhaprune.tables import NOTHING, join_names
@@ -80,20 +80,6 @@ class Trials:
             yield done._replace(columns=done.columns | _identity(whole, name, 0) | {"seconds": seconds})
             left = done.model
 
-    def choosing(self, name: str, budgets: Sequence[int]) -> Iterator[Trial]:
-        """Yield the model of a `Chooser` at each budget, a number of heads removed. Its plan has the name of the
-        recovery in place of a scorer and a schedule."""
-        dense, chooser = self.lesson.dense, self.recoveries[name]
-        assert isinstance(chooser, Chooser)
-        whole = Plan(name, 0, name, HeadMask(dense.grid))
-        for budget in track(budgets, name, name=str):
-            if budget:
-                keeping = chooser.keeping(len(dense.grid) - budget)
-                yield self._recovered(whole, name, dense, 0, chooser.extra_steps, keeping)
-            else:
-                done = self._recovered(whole, NOTHING, dense.without(whole.mask), 0, 0)
-                yield done._replace(columns=done.columns | _identity(whole, name, 0))
-
     def controls(self, name: str, best: Sequence[Trial]) -> Iterator[Trial]:
         """Yield controls: models with the heads of the models `best`, trained from new weights."""
         steps = self.lesson.training.steps + self.lesson.extra_steps
@@ -102,15 +88,10 @@ class Trials:
             left = self.lesson.dense.without(trial.plan.mask)
             yield self._recovered(trial.plan, name, left, draw, steps)
 
-    def _recovered(
-        self, plan: Plan, name: str, left: Subject, draw: int, steps: int, chooser: Chooser | None = None
-    ) -> Trial:
+    def _recovered(self, plan: Plan, name: str, left: Subject, draw: int, steps: int) -> Trial:
         splits, note, seconds, identity = self.lesson.splits, "", 0.0, _identity(plan, name, draw)
         if name != NOTHING:
-            recovery = chooser or self.recoveries[name]
-            left, history, note, seconds = recover(recovery, self.lesson, left, draw, self.remember)
-            plan = self._with_all_lost(plan, left)
-            identity = _identity(plan, name, draw)
+            left, history, note, seconds = recover(self.recoveries[name], self.lesson, left, draw, self.remember)
             where = {column: identity[column] for column in (*WAY, "draw")}
             self.histories.append(history.assign(heads_kept=len(left.grid), **where))
         reported = measure(left, splits.report)

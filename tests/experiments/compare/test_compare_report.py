@@ -20,7 +20,7 @@ BY_FAMILY = {
     "gradient": "taylor taylor_example taylor_batch fisher integrated_gradients",
     "game": "shapley",
     "weights": "magnitude",
-    "attention": "confidence entropy lrp",
+    "attention": "confidence entropy",
     "trained": "hard_concrete subset raced",
     "control": "random",
 }

@@ -23,9 +23,7 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import under_way
 from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.recoveries.fine_tune import FineTune
-from mhaprune.recoveries.fine_tune_gates import FineTuneGates
 from mhaprune.recoveries.from_scratch import FromScratch
-from mhaprune.recoveries.refit import Refit
 from mhaprune.runs.run import build
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.subset import Subset
@@ -279,27 +277,6 @@ def test_a_control_that_diverged_is_not_taken_for_one(study: Study, monkeypatch:
     assert np.isnan(control.columns["quality"])
     assert control.columns["note"].startswith("diverged")
     assert not np.isnan(best.columns["quality"])
-
-
-def test_a_recovery_that_chooses_is_compared_with_its_heads_removed_from_the_model_as_it_was(
-    study: Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chooser = FineTuneGates(steps=3, gates=Subset())
-    work = trials_of(study, gates=chooser, refit=Refit())
-    none, some = work.choosing("gates", [0, 2])
-    assert [none.columns[name] for name in ("schedule", "scorer", "recovery")] == ["gates"] * 3
-    assert [none.columns["heads_removed"], some.columns["heads_removed"]] == [0, 2]
-    assert [none.columns["steps"], some.columns["steps"]] == [0, 3]
-    model, _ = chooser.keeping(len(study.subject.grid) - 2)(lesson_in(study), study.subject, 0, None, print)
-    assert some.columns["quality"] == exact(model, study.splits.report)
-    assert some.plan.mask.kept == tuple(model.grid)
-    plain, refitted = work.after([some.plan])
-    assert (plain.columns["recovery"], refitted.columns["recovery"]) == ("nothing", "refit")
-    assert plain.columns["quality"] == exact(study.subject.without(some.plan.mask), study.splits.report)
-    monkeypatch.setattr(FineTuneGates, "__call__", diverge)
-    (failed,) = work.choosing("gates", [3])
-    assert failed.columns["heads_removed"] == 0
-    assert failed.columns["note"].startswith("diverged")
 
 
 def diverge(*_: Any) -> Any:

@@ -1,1 +1,0 @@
-"""Training itself: how long a model takes to learn its task, and which settings shorten this time."""
