@@ -273,6 +273,14 @@ class Heads(ModelWithData):
             schedule, keep_at_least={block: sizes[block] if block in stuck else least.get(block, 0) for block in sizes}
         )
 
+    def _allowed(self, budgets: Sequence[float | int]) -> tuple[float | int, ...]:
+        """Return the budgets that can be met without the heads that cannot be removed. Raises ValueError for none."""
+        total, most = len(self.grid), sum(head.block not in self.proven.stuck for head in self.grid)
+        allowed = tuple(size for size in budgets if (size * total if isinstance(size, float) else size) <= most)
+        if not allowed:
+            raise ValueError(f"budgets={[*budgets]}: must be at most {most} heads, the others cannot be removed")
+        return allowed
+
     def _kept(self, keep: float | int, even: bool, divisible_by: int) -> int:
         sizes, total = self.grid.sizes, len(self.grid)
         parts = sizes if even else (total,)
@@ -461,13 +469,7 @@ class Heads(ModelWithData):
         from mhaprune.experiments.examples import close_each, text_tables
         from mhaprune.experiments.results import present
 
-        most = sum(head.block not in self.proven.stuck for head in self.grid)
-        allowed = tuple(
-            size for size in budgets if (size * len(self.grid) if isinstance(size, float) else size) <= most
-        )
-        if not allowed:
-            raise ValueError(f"budgets={[*budgets]}: must be at most {most} heads, the others cannot be removed")
-        experiment = Ablate(budgets=allowed, tolerance=tolerance, latency_rounds=rounds)
+        experiment = Ablate(budgets=self._allowed(budgets), tolerance=tolerance, latency_rounds=rounds)
         study = replace(
             study_of(self),
             scorers=self._scorers(by),

@@ -50,10 +50,10 @@ def prove_gates(
 ) -> tuple[GatedModel, BlockProof | None, Proofs]:
     """Prove that gates have an effect, and that the output for an example does not depend on the rest of its batch.
 
-    `alone` is what the model returned for the first example of `tried` alone. `kind` "whole"
-    computes effects in float64; "none" proves nothing. Returns the subject, which now knows in which dimension its
-    blocks hold examples, and a proof that has recorded the inputs of all blocks. Raises `Unsupported` for a model whose
-    outputs cannot be compared, and if no gate has an effect.
+    `alone` is what the model returned for the first example of `tried` alone. `kind` "whole" computes effects in
+    float64; "none" proves nothing. Returns the subject, which now knows in which dimension its blocks hold examples,
+    and a proof that has recorded the inputs of all blocks. Raises `Unsupported` for a model whose outputs cannot be
+    compared, and if no gate has an effect.
     """
     proof, shapes = BlockProof(subject, tried), Shapes()
     if kind == "none":
