@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import Block, HeadGrid, HeadMask
+from mhaprune.measure.outcomes import joined
+from mhaprune.progress import track
 from mhaprune.subject import AttentionMap, Batch, Fallback, Gates, LastMap, Outcome
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, grid_of, weight_of
 from mhaprune.wrapping.gating import head_by_head, hooked
 from mhaprune.wrapping.interception import attention_weights
 from mhaprune.wrapping.removal import copied, in_double, remove_heads
-from mhaprune.wrapping.replay import at_rest, find_maps, precise, walk
+from mhaprune.wrapping.replay import Replay, at_rest, find_maps, precise, recorders, walk
 
 
 class GatedModel(ABC):
@@ -124,6 +126,23 @@ class GatedModel(ABC):
     ) -> AbstractContextManager[Counter[Block]]:
         """Return a context in which gates apply to every call of the module. For the arguments see `hooked`."""
         return hooked(self.module, self.by_name, batch_size, self._pieces(gates, batch_size), fallback, seen)
+
+    @torch.no_grad()
+    def evaluate_masks(self, batch: Batch, gates: Tensor, fallback: Fallback | None = None) -> Any:
+        """Run mask by mask. Everything before the first gate that is not 1 is replayed from a pass with all gates open,
+        see `Replay`."""
+        batch = self.placed(batch)
+        replay = Replay(self.module, [block.out for block in self.blocks])
+        rows = []
+        with at_rest(self.module):
+            with recorders(self.module) as record:
+                record(replay)
+                self.call(batch)
+            for gates_N in track(gates, "masks"):
+                pieces = zip(self.blocks, gates_N.split(self.grid.sizes), strict=True)
+                with replay.until([block.out for block, piece in pieces if bool((piece != 1).any())]):
+                    rows.append(self.judge(self.run_gated(batch, gates_N, fallback), batch))
+        return joined(rows, torch.stack)
 
     def outputs(self, batch: Batch, gates: Gates | None = None) -> Tensor:
         batch = self.placed(batch)

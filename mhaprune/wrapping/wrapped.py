@@ -17,8 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.heads import Block, HeadId, HeadMask
-from mhaprune.measure.outcomes import BATCH_SIZE, by_length, joined
-from mhaprune.progress import track
+from mhaprune.measure.outcomes import BATCH_SIZE, by_length
 from mhaprune.storage.cache import Cache, sources, tensor_digest, weights_digest
 from mhaprune.storage.functions import Undescribed, described
 from mhaprune.storage.store import fingerprint
@@ -29,7 +28,7 @@ from mhaprune.wrapping.blocks import AttentionBlock, Rows, shared_words
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.interception import attention_weights
 from mhaprune.wrapping.losses import Judge, LossAndQuality, accuracy, flat, judged, largest_probability
-from mhaprune.wrapping.replay import Replay, at_rest, recorders
+from mhaprune.wrapping.replay import at_rest
 from mhaprune.wrapping.workers import Shared
 
 log = logging.getLogger(__name__)
@@ -168,7 +167,7 @@ class WrappedModel(GatedModel):
 
     @torch.no_grad()
     def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> LossAndQuality:
-        """Run mask by mask, or take what is in the cache."""
+        """Run mask by mask, with workers some masks in each, or take what is in the cache."""
         if self.cache is None or len(gates) < MANY or self._identity is None:
             return self._evaluate(batch, gates, fallback)
         # What the model answers with the last mask stands for its code, its loss and its quality.
@@ -184,23 +183,10 @@ class WrappedModel(GatedModel):
 
         return LossAndQuality(**self.cache.get_slow("masks", self._identity | what, make))
 
-    def _evaluate(self, batch: Batches, gates: Tensor, fallback: Fallback | None) -> LossAndQuality:
-        """Run mask by mask. Everything before the first gate that is not 1 is replayed from a pass with all gates open,
-        see `Replay`. With workers, each runs some of the masks."""
+    def _evaluate(self, batch: Batches, gates: Tensor, fallback: Fallback | None) -> Any:
         if self.workers:
             return self._shared.evaluate_masks(batch, gates, fallback)
-        batch = self.placed(batch)
-        replay = Replay(self.model, [block.out for block in self.blocks])
-        rows: list[LossAndQuality] = []
-        with at_rest(self.model):
-            with recorders(self.model) as record:
-                record(replay)
-                self.call(batch)
-            for gates_N in track(gates, "masks"):
-                pieces = zip(self.blocks, gates_N.split(self.grid.sizes), strict=True)
-                with replay.until([block.out for block, piece in pieces if bool((piece != 1).any())]):
-                    rows.append(self.judge(self.run_gated(batch, gates_N, fallback), batch))
-        return joined(rows, torch.stack)
+        return super().evaluate_masks(batch, gates, fallback)
 
     @cached_property
     def _identity(self) -> dict[str, Any] | None:
