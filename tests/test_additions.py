@@ -16,7 +16,7 @@ from mhaprune.runs.run import build
 from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.store import RunFolder, read_status
-from mhaprune.studies.trained import Recipe
+from mhaprune.studies.trained import TrainedSource
 from support import ROOT
 from support.composing import compose
 from support.sizes import TINY, small
@@ -65,18 +65,18 @@ from dataclasses import dataclass
 import pandas as pd
 import torch
 
-from mhaprune.recoveries.base import Recovery, left_digest
+from mhaprune.recoveries.base import Recovery, pruned_digest
 
 
 @dataclass(frozen=True)
 class Noise(Recovery):
     size: float = 0.1
 
-    def starts_from(self, lesson, left):
-        return left_digest(left)
+    def starts_from(self, study, pruned):
+        return pruned_digest(pruned)
 
-    def __call__(self, lesson, left, draw, state, save):
-        model = copy.deepcopy(left)
+    def __call__(self, study, pruned, draw, state, save):
+        model = copy.deepcopy(pruned)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += self.size * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(draw))
@@ -212,7 +212,7 @@ def test_the_code_of_a_gate_decides_which_model_is_trained(conf: Path) -> None:
     (conf.parent / "site" / "stranger" / "lids.py").write_text(GATE.lstrip())
     lids = importlib.import_module("stranger.lids").Lids()
     source = build(compose(*TINY)).source
-    assert isinstance(source, Recipe)
+    assert isinstance(source, TrainedSource)
     splits = source.task.splits()
     plain, own = (replace(source, gate=gate)._recipe(splits)["sources"] for gate in (source.gate, lids))
     assert own.keys() - plain.keys() == {"stranger"}

@@ -46,7 +46,7 @@ def test_a_saved_model_is_a_module_that_answers(cache: Path, tmp_path: Path) -> 
     study = mhaprune.study("experiment=train", *TINY, *TINY_SEQUENCES, f"cache={cache}")
     pruned = study.subject.without(HeadMask(study.subject.grid).without(*study.subject.grid.heads[:2]))
     path = tmp_path / "pruned.pt"
-    path.write_bytes(study.trained.save(pruned))
+    path.write_bytes(study.saved("model", pruned)["model.pt"])
     model = mhaprune.load(path)
     assert isinstance(model, torch.nn.Module)
     assert model.grid == pruned.grid
@@ -72,7 +72,7 @@ def test_the_lines_of_the_page_run(cache: Path, tmp_path: Path, monkeypatch: pyt
         plain = getattr(mhaprune.front.python, name)
         monkeypatch.setattr(mhaprune.front.python, name, lambda *given, plain=plain: plain(*given, *small))
     study = mhaprune.study("experiment=ablate")
-    (tmp_path / "pruned.pt").write_bytes(study.trained.save(study.subject))
+    (tmp_path / "pruned.pt").write_bytes(study.saved("model", study.subject)["model.pt"])
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     exec(compile(code, "python.md", "exec"), names)

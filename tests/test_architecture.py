@@ -24,7 +24,7 @@ from support import ROOT
 
 HOUSE = """
     settings interrupts progress heads data tables statistics storage subject tasks measure attention wrapping
-    model scorers schedules recoveries pruning reporting studies experiments runs front __main__
+    model scorers schedules inputs recoveries pruning reporting studies experiments runs front __main__
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 """The rooms. Each imports only from those before it."""
 PACKAGE = ROOT / "mhaprune"

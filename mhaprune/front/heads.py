@@ -19,12 +19,13 @@ from mhaprune.data import SPLITS
 from mhaprune.front.given import least_of, mask_of, scores_of
 from mhaprune.front.timing import generating, speed_table
 from mhaprune.heads import Block, HeadMask
+from mhaprune.inputs import Study
 from mhaprune.measure.columns import accuracy_columns
 from mhaprune.measure.outcomes import ProofFailed, measure
 from mhaprune.progress import doing, shown, track
 from mhaprune.pruning.plans import choices, plans_of, removed_names
 from mhaprune.pruning.removal import EquivalenceCheck
-from mhaprune.recoveries.base import Recovery, RecoveryContext
+from mhaprune.recoveries.base import Recovery
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refit import Refit
 from mhaprune.schedules.base import Schedule, Stepwise
@@ -430,7 +431,7 @@ class Heads(ModelWithData):
             raise Unsupported(f"heads of this model can be gated, not removed: {reason}") from error
         smaller = self.subject.without(mask)
         for recovery in recoveries:
-            smaller, _ = recovery(self._lesson, smaller, 0, None, lambda state: None)
+            smaller, _ = recovery(self._study, smaller, 0, None, lambda state: None)
         return smaller
 
     @checked
@@ -549,8 +550,8 @@ class Heads(ModelWithData):
             raise ValueError(f"{name}: holds {count} example, an interval needs two or more")
 
     @cached_property
-    def _lesson(self) -> RecoveryContext:
-        return study_of(self).lesson()
+    def _study(self) -> Study:
+        return study_of(self)
 
     def _scorers(self, scorers: Iterable[str | Scorer]) -> dict[str, Scorer]:
         chosen: dict[str, Scorer] = {}

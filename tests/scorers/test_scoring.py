@@ -50,8 +50,8 @@ def test_a_row_per_scorer_draw_and_head(model: Seq2Seq, splits: Splits) -> None:
     assert (heads["seconds"] > 0).all()
 
 
-def in_cache(folder: Path, **recipe: Any) -> Remember:
-    return lambda kind, what, make: Cache(folder).get(kind, recipe | what, make)
+def in_cache(folder: Path, **key: Any) -> Remember:
+    return lambda kind, what, make: Cache(folder).get(kind, key | what, make)
 
 
 def test_a_score_that_is_not_finite_is_named_every_time_and_not_kept(
@@ -95,7 +95,7 @@ def test_a_scorer_that_trains_is_remembered_and_no_other(model: Seq2Seq, splits:
     assert cost["forward_passes"] == cost["backward_passes"] == 2 * 3
 
 
-def test_whatever_decides_a_score_is_a_recipe_of_its_own(
+def test_whatever_decides_a_score_is_a_key_of_its_own(
     model: Seq2Seq, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights, the split, the seed, the settings, the heads that are left, and the code."""

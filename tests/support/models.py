@@ -9,11 +9,11 @@ from torch.nn import functional as F
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask
+from mhaprune.inputs import Study
 from mhaprune.model.decoding import decode_greedily
 from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.schedules.base import Evidence
 from mhaprune.subject import Fallback
 from mhaprune.tasks.sort import Sort
@@ -32,10 +32,10 @@ def gated_model(task: Sort) -> Seq2Seq:
     return model
 
 
-def lesson_of(dense: Seq2Seq, splits: Splits) -> RecoveryContext:
+def study_with(dense: Seq2Seq, splits: Splits) -> Study:
     """For a recovery that takes a few steps, and can be interrupted after each."""
     training = Training(steps=3, batch_size=8, warmup_steps=1, evaluate_every=2, checkpoint_every=1)
-    return RecoveryContext(dense, training, splits, seed=0, extra_steps=2)
+    return Study(dense, splits, training, seed=0, extra_steps=2)
 
 
 def loss_of_one(
