@@ -18,7 +18,7 @@ from mhaprune.measure.outcomes import BATCH_SIZE, measure
 from mhaprune.model.decoding import Step, attention_step, decode_greedily
 from mhaprune.model.network import EncoderDecoder, Transformer
 from mhaprune.subject import AnswerOutcome, Outcome
-from mhaprune.wrapping.blocks import AttentionBlock, block_of
+from mhaprune.wrapping.blocks import UnitBlock, block_of
 from mhaprune.wrapping.gated import GatedModel
 
 
@@ -37,7 +37,7 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         self.names, self.whole = grid.blocks, grid
 
     @cached_property
-    def blocks(self) -> tuple[AttentionBlock, ...]:  # type: ignore[override]
+    def blocks(self) -> tuple[UnitBlock, ...]:  # type: ignore[override]
         """The descriptions of the attention blocks of the network as it was built. They are made at the first use."""
         paths = {module: path for path, module in self.named_modules()}
         sublayers = self.attention_sublayers()
@@ -54,7 +54,7 @@ class Seq2Seq(EncoderDecoder, GatedModel):
     def module(self) -> nn.Module:
         return self
 
-    def with_module(self, module: Self, blocks: Sequence[AttentionBlock]) -> Self:
+    def with_module(self, module: Self, blocks: Sequence[UnitBlock]) -> Self:
         module.blocks = tuple(blocks)
         for remembered in ("grid", "by_name"):
             module.__dict__.pop(remembered, None)

@@ -19,7 +19,7 @@ from mhaprune.heads import Block, HeadGrid, HeadMask
 from mhaprune.measure.outcomes import joined
 from mhaprune.progress import track
 from mhaprune.subject import AttentionMap, Batch, Fallback, Gates, LastMap, Outcome
-from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, grid_of, weight_of
+from mhaprune.wrapping.blocks import UnitBlock, Unsupported, grid_of, weight_of
 from mhaprune.wrapping.gating import head_by_head, hooked
 from mhaprune.wrapping.interception import attention_weights
 from mhaprune.wrapping.removal import copied, in_double, remove_heads
@@ -34,7 +34,7 @@ class GatedModel(ABC):
     from the blocks: gates are hooks for the length of one call, removal makes a copy, and the module is never changed.
     """
 
-    blocks: tuple[AttentionBlock, ...]
+    blocks: tuple[UnitBlock, ...]
     names: tuple[Block, ...]
     """The name of each block, a site and a layer, in the order of `blocks`."""
 
@@ -43,7 +43,7 @@ class GatedModel(ABC):
     def module(self) -> nn.Module: ...
 
     @abstractmethod
-    def with_module(self, module: Any, blocks: Sequence[AttentionBlock]) -> Self:
+    def with_module(self, module: Any, blocks: Sequence[UnitBlock]) -> Self:
         """Return a copy of this subject with another module and, for it, another list of blocks."""
 
     @abstractmethod
@@ -137,7 +137,9 @@ class GatedModel(ABC):
         with at_rest(self.module):
             with recorders(self.module) as record:
                 record(replay)
-                self.call(batch)
+                dense = self.call(batch)
+            if not len(gates):
+                return joined([self.judge(dense, batch)], lambda values: torch.stack(values)[:0])
             for gates_N in track(gates, "masks"):
                 pieces = zip(self.blocks, gates_N.split(self.grid.sizes), strict=True)
                 with replay.until([block.out for block, piece in pieces if bool((piece != 1).any())]):
@@ -204,11 +206,11 @@ class GatedModel(ABC):
     def value_weights(self) -> dict[Block, Tensor]:
         found = {}
         for name, block in self.by_name.items():
-            if not isinstance(block.value, Rows):
+            if (values := block.source("value")) is None:
                 raise ValueError(f"needs the weights of the values, which are not known for {block.path}; leave it out")
-            weight = weight_of(self.module.get_submodule(block.value.path)).to(self.device)
-            rows = [row for kv in block.of_kv for row in block.value.heads[kv]]
-            found[name] = weight[rows].unflatten(0, (len(block.of_kv), -1 if rows else block.head_dim))
+            weight = weight_of(self.module.get_submodule(values.rows.path)).to(self.device)
+            rows = [row for part in values.of for row in values.rows.heads[part]]
+            found[name] = weight[rows].unflatten(0, (len(values.of), -1 if rows else block.head_dim))
         return found
 
     def learned_gates(self) -> Tensor | None:
@@ -273,7 +275,7 @@ class GatedModel(ABC):
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     @cached_property
-    def by_name(self) -> dict[Block, AttentionBlock]:
+    def by_name(self) -> dict[Block, UnitBlock]:
         return dict(zip(self.names, self.blocks, strict=True))
 
     @property

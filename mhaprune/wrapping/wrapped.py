@@ -24,7 +24,7 @@ from mhaprune.storage.store import fingerprint
 from mhaprune.subject import Fallback, Gates, Outcome
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import BlockProof, largest
-from mhaprune.wrapping.blocks import AttentionBlock, Rows, shared_words
+from mhaprune.wrapping.blocks import UnitBlock, shared_words
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.interception import attention_weights
 from mhaprune.wrapping.losses import Judge, LossAndQuality, accuracy, flat, judged, largest_probability
@@ -42,7 +42,7 @@ class WrappedModel(GatedModel):
     """A user's model with its blocks of heads, and the functions that judge it."""
 
     model: nn.Module
-    blocks: tuple[AttentionBlock, ...]
+    blocks: tuple[UnitBlock, ...]
     names: tuple[Block, ...]
     loss: Judge
     quality: Judge
@@ -79,7 +79,7 @@ class WrappedModel(GatedModel):
     def module(self) -> nn.Module:
         return self.model
 
-    def with_module(self, module: Any, blocks: Sequence[AttentionBlock]) -> Self:
+    def with_module(self, module: Any, blocks: Sequence[UnitBlock]) -> Self:
         return self.changed(model=module, blocks=tuple(blocks))
 
     def changed(self, **parts: Any) -> Self:
@@ -262,15 +262,15 @@ class WrappedModel(GatedModel):
         if not (hasattr(self.model, "can_generate") and self.model.can_generate()):  # type: ignore[operator]
             return 0
         kept = [block for block in self.blocks if "decoder" in block.path or not self.two_sided]
-        made = [rows for block in kept for rows in (block.key, block.value) if isinstance(rows, Rows)]
+        made = [source.rows for block in kept for source in block.made_by if source.role in ("key", "value")]
         features = sum(len({row for head in rows.heads for row in head}) for rows in made)
         return batch_size * length * features * self.dtype.itemsize
 
     @property
     def largest_in_cache(self) -> int:
         """The bytes of keys and values of the largest head, for one position."""
-        rows = [rows for block in self.blocks for rows in (block.key, block.value) if isinstance(rows, Rows)]
-        return 2 * max(len(head) for each in rows for head in each.heads) * self.dtype.itemsize
+        made = [source.rows for block in self.blocks for source in block.made_by if source.role in ("key", "value")]
+        return 2 * max(len(head) for rows in made for head in rows.heads) * self.dtype.itemsize
 
     @cached_property
     def two_sided(self) -> bool:
