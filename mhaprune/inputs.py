@@ -14,6 +14,8 @@ from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.storage.cache import Remember, no_memory
 from mhaprune.wrapping.descent import Descent
+from mhaprune.wrapping.training import FINE_TUNING
+from mhaprune.wrapping.wrap import ModelWithData
 
 Made = TypeVar("Made")
 
@@ -55,6 +57,11 @@ class Study:
     example: Sequence[str] | None = None
     """The symbols of the user's own source sequence; None without one."""
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, model: ModelWithData, remember: Remember = no_memory) -> Study:
+        """Return the study of a wrapped model."""
+        return cls(model.subject, model.splits, FINE_TUNING, model.seed, remember=remember, words=model.words)
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return the result of `make()`. It is computed once per key and shared by all models of the run."""

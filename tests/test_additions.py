@@ -214,7 +214,7 @@ def test_the_code_of_a_gate_decides_which_model_is_trained(conf: Path) -> None:
     source = build(compose(*TINY)).source
     assert isinstance(source, TrainedSource)
     splits = source.task.splits()
-    plain, own = (replace(source, gate=gate)._recipe(splits)["sources"] for gate in (source.gate, lids))
+    plain, own = (replace(source, gate=gate)._key(splits)["sources"] for gate in (source.gate, lids))
     assert own.keys() - plain.keys() == {"stranger"}
 
 

@@ -80,7 +80,7 @@ def test_the_lines_of_the_page_run(cache: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_is_not_there_is_said() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'rum', it has AttentionBlock, HeadMask, MultiHeadAtt"):
+    with pytest.raises(AttributeError, match="has no attribute 'rum', it has AttentionBlock, Budget, HeadMask, Multi"):
         mhaprune.rum  # noqa: B018
 
 
@@ -129,7 +129,7 @@ def test_the_example_runs(name: str, here: Path, monkeypatch: pytest.MonkeyPatch
         pytest.skip("pip install -e '.[hf]'")
     model, made = classifier(), batches(4)
     given = {"mhaprune": mhaprune, "torch": torch, "losses": losses, "model": model, "batches": made}
-    if name.startswith("Heads.") or name in ("export", "save"):
+    if name.startswith("Heads.") or name in ("Budget", "export", "save"):
         given["heads"] = mhaprune.wrap(model, losses.classification, score=made, choose=made, report=made)
     if name == "save":
         given["heads_of_bert"] = bert_heads()
@@ -219,6 +219,12 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         lambda h: h.mask(by="greedy", rescore_every=2),
         lambda h: h.report(by=[3]),  # type: ignore[list-item]
     ],
+    "schedule": [
+        lambda h: h.mask(by="greedy", schedule="iterative"),
+        lambda h: h.mask(schedule="itertaive"),
+        lambda h: h.mask(schedule="iterative", rescore_every=2),
+    ],
+    "share": [lambda h: h.mask(share=0.5)],
     "rescore_every": [lambda h: h.mask(rescore_every=0), lambda h: h.mask(rescore_every=1.5)],  # type: ignore[arg-type]
     "refit": [lambda h: h.prune(refit="yes")],  # type: ignore[arg-type]
     "fine_tune": [

@@ -22,7 +22,7 @@ from mhaprune.recoveries.base import Recovery
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option_name
 from mhaprune.settings.ranges import Checked, Ge
-from mhaprune.storage.cache import Cache, Remember, data_digest, no_memory, sources, weights_digest
+from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
 from mhaprune.storage.store import fingerprint
 from mhaprune.studies.source import Source
 from mhaprune.tables import USUAL
@@ -31,7 +31,6 @@ from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import Unsupported
 from mhaprune.wrapping.losses import Judge
 from mhaprune.wrapping.saving import make_plain, save_folder
-from mhaprune.wrapping.training import FINE_TUNING
 from mhaprune.wrapping.wrap import ModelWithData, understand
 from mhaprune.wrapping.wrapped import WrappedModel
 
@@ -218,22 +217,10 @@ class PretrainedSource(Source):
             "device": torch.device(self.device).type,
             "torch": str(torch.__version__),
         }
-        study, read = study_of(self.heads, Cache(self.cache).about(key)), self.loaded.tokens
+        study, read = Study.of(self.heads, Cache(self.cache).about(key)), self.loaded.tokens
         if self.model.save:
             study = replace(study, saved=files_of)
         return study if read is None else replace(study, tokens=lambda batch: read(batch.as_given()))
-
-
-def study_of(model: ModelWithData, remember: Remember = no_memory) -> Study:
-    """Return the input of an experiment for a wrapped model. By default nothing is cached."""
-    return Study(
-        subject=model.subject,
-        splits=model.splits,
-        training=FINE_TUNING,
-        seed=model.seed,
-        remember=remember,
-        words=model.words,
-    )
 
 
 def files_of(name: str, model: WrappedModel, steps: int = 0) -> dict[str, bytes]:
