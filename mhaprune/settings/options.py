@@ -32,16 +32,23 @@ class ConfigError(ValueError):
 
 
 def option(name: str, groups: Mapping[str, type]) -> Any:
-    """Return the named option of one of these groups. `groups` maps each group to the class of its options.
+    """Return the named option of one of these groups, also of a plug-in. `groups` maps each group to the class of its
+    options.
 
     Raises ValueError for an unknown name, with the nearest known one.
     """
     files = {path.stem: path for group in groups for path in sorted((conf_folder() / group).glob("*.yaml"))}
-    if name not in files:
+    if name in files:
+        group = files[name].parent.name
+        return build(groups[group], settings_of(group, name), f"{group}.{name}")
+    found = (each for package in allowed() if package != "mhaprune" for each in options_of(package, groups, ()))
+    others: dict[str, tuple[str, Settings]] = {}
+    others |= {other: (group, settings) for group, other, _, settings in found if group in groups}
+    if name not in others:
         kinds = " or ".join(groups)
-        raise ValueError(f"{'/'.join(groups)}={name}: no such {kinds}, {did_you_mean(name, files)}")
-    group = files[name].parent.name
-    return build(groups[group], settings_of(group, name), f"{group}.{name}")
+        raise ValueError(f"{'/'.join(groups)}={name}: no such {kinds}, {did_you_mean(name, [*files, *others])}")
+    group, settings = others[name]
+    return build(groups[group], settings, f"{group}.{name}")
 
 
 def settings_of(group: str, name: str) -> Settings:

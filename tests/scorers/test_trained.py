@@ -21,7 +21,6 @@ from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.gate_training import TrainedGates
 from mhaprune.scorers.hard_concrete import LOGIT_BOUND, HardConcrete, probability_open, stretched
-from mhaprune.scorers.movement import Movement
 from mhaprune.scorers.shapley import Shapley
 from mhaprune.scorers.subset import Subset, relaxed_top_k
 from mhaprune.tasks.sort import Sort
@@ -120,21 +119,6 @@ class Bounded(TrainedGates):
         return logits_N.sigmoid().expand(batch, -1)
 
 
-def test_movement_opens_exactly_so_many_heads_and_moves_the_closed_ones_too() -> None:
-    """k falls along a cubic curve to what is kept after half of the steps."""
-    seen: list[Tensor] = []
-    scorer, signs = Movement(keep=3, steps=9, batch_size=16), torch.tensor([1.0, -1.0]).double().repeat(9)
-    values = scorer(worth_game(signs * WORTHS, seen), numbered(range(1, 129)), seed=0).values[0]
-    wanted = [round(3 + 15 * max(0.0, 1 - 2 * step / 8) ** 3) for step in range(9)]
-    assert wanted[0] == 18
-    assert wanted[4:] == [3] * 5
-    assert (signs[seen[-1][0] == 1] == 1).all(), "those that moved up are open"
-    for gates, count in zip(seen, wanted, strict=True):
-        assert set(gates.unique().tolist()) <= {0.0, 1.0}
-        assert gates.sum(dim=1).tolist() == [count] * 16
-    torch.testing.assert_close(values, 0.9 * signs, rtol=0, atol=1e-4)  # nine steps of 0.1, towards what helps
-
-
 def test_the_temperature_of_subset_falls_log_linearly() -> None:
     """Gates of equal logits are as far from 0 and 1 as a relaxed choice at that temperature is."""
     seen: list[Tensor] = []
@@ -150,7 +134,7 @@ def test_the_temperature_of_subset_falls_log_linearly() -> None:
 
 def test_a_step_takes_a_batch_or_what_there_is(planted: tuple[Seq2Seq, Examples]) -> None:
     model, examples = planted
-    for scorer in (HardConcrete(steps=3), Movement(steps=3), Subset(steps=3)):
+    for scorer in (HardConcrete(steps=3), Subset(steps=3)):
         scores = scorer(model, examples, seed=0)
         assert scores.forward_passes == scores.backward_passes == 3 * 32 / len(examples)
         few = scorer(model, examples[:24], seed=0)

@@ -3,15 +3,20 @@
 import copy
 import functools
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import hydra
 import pandas as pd
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 
-from mhaprune.front.command_line import plain
+from mhaprune.front.command_line import plain, register
 from mhaprune.runs.run import Run, build
+from mhaprune.settings import plugins
 from mhaprune.settings.options import settings_of
 from support import ROOT
 from support.sizes import RUNS, TINY, TINY_SEQUENCES, chosen, options
@@ -65,8 +70,24 @@ def _parsed(override: str) -> tuple[str, Any]:
 
 @functools.cache
 def _composed(*overrides: str) -> dict[str, Any]:
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with _registered(overrides), hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return plain(hydra.compose("config", overrides=list(overrides)))
+
+
+@contextmanager
+def _registered(overrides: Sequence[str]) -> Iterator[None]:
+    """Tell Hydra the options of the packages after `plugins=`, for one config only."""
+    if not any(override.startswith("plugins=") for override in overrides):
+        yield
+        return
+    Plugins.instance()  # its own options are there before and after
+    store, allowed = ConfigStore.instance(), set(plugins._allowed)
+    before = copy.deepcopy(store.repo)
+    register(overrides)
+    try:
+        yield
+    finally:
+        store.repo, plugins._allowed = before, allowed
 
 
 @functools.cache
