@@ -1,38 +1,13 @@
-"""The tiny model of the tests of mhaprune, and the options of this package."""
+"""The tiny model of the tests of mhaprune, and the options of this package allowed."""
 
 import pytest
-import torch
 
-from mhaprune.data import Splits
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.settings import plugins
-from mhaprune.tasks.sort import Sort
-from support.models import gated_model
+from support.fixtures import model, one_thread, splits, task
 
-pytest.register_assert_rewrite("scorers.test_every_scorer", "schedules.test_every_schedule")
+__all__ = ["model", "one_thread", "splits", "task"]
 
 
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "_allowed", {"mhaprune", "mhaprune_literature"})
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
-@pytest.fixture(scope="session")
-def task() -> Sort:
-    return Sort(train=200, valid=16, score=24, choose=16, report=16, num_symbols=5, max_length=6)
-
-
-@pytest.fixture(scope="session")
-def splits(task: Sort) -> Splits:
-    return task.splits()
-
-
-@pytest.fixture
-def model(task: Sort) -> Seq2Seq:
-    return gated_model(task)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from literature import OPTIONS
 from mhaprune.data import Splits
 from mhaprune.front.command_line import described
 from mhaprune.heads import HeadMask
@@ -22,7 +21,9 @@ from mhaprune_literature.movement import Movement
 from scorers.test_scorers import written_norms
 from scorers.test_trained import WORTHS, worth_game
 from support import ROOT
+from support.composing import known
 from support.games import numbered
+from support.sizes import options
 
 
 def test_knowledge_is_half_of_fisher_and_the_mean_square_of_what_a_head_writes(model: Seq2Seq, splits: Splits) -> None:
@@ -64,7 +65,8 @@ def test_every_option_has_its_row_in_the_docs() -> None:
     text = (ROOT / "docs" / "scores.md").read_text()
     for group, kind in (("scorer", "score"), ("schedule", "schedule")):
         rows = text.partition(f"| {kind} of the package |")[2].partition("\n\n")[0].splitlines()
-        assert {row.split("`")[1] for row in rows if row.startswith("| `")} == set(OPTIONS[group]), group
+        named = {row.split("`")[1] for row in rows if row.startswith("| `")}
+        assert named == set(known(group)) - set(options(group)), group
 
 
 def test_a_run_and_python_find_the_options_by_name() -> None:
