@@ -2,26 +2,32 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from mhaprune import losses
 from mhaprune.data import Splits
 from mhaprune.front.command_line import described
+from mhaprune.front.heads import wrap
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.schedules.base import Schedule
+from mhaprune.schedules.greedy import Greedy
+from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.fisher import Fisher
 from mhaprune.settings.options import option
 from mhaprune_literature.all_but_one import AllButOne
 from mhaprune_literature.knowledge import Knowledge
 from mhaprune_literature.movement import Movement
+from mhaprune_literature.swap import Swap
 from scorers.test_scorers import written_norms
 from scorers.test_trained import WORTHS, worth_game
 from support import ROOT
-from support.composing import known
+from support.classifier import batches, classifier
+from support.composing import LITERATURE, known
 from support.games import numbered
 from support.sizes import options
 
@@ -70,8 +76,20 @@ def test_every_option_has_its_row_in_the_docs() -> None:
 
 
 def test_a_run_and_python_find_the_options_by_name() -> None:
-    run = described("plugins=[mhaprune_literature]", "scorer=[ablation,movement]", "scorer.movement.keep=3")
-    assert run.scorer["movement"] == Movement(keep=3) == replace(option("movement", {"scorer": Scorer}), keep=3)
+    run = described(LITERATURE, "experiment=prune", "scorer=[ablation,movement]", "schedule=[swap,swap_after_greedy]")
+    assert run.scorer["movement"] == Movement() == option("movement", {"scorer": Scorer})
+    assert run.schedule["swap"] == Swap(OneShot()) == option("swap", {"schedule": Schedule})
+    assert run.schedule["swap_after_greedy"] == Swap(Greedy()) == option("swap_after_greedy", {"schedule": Schedule})
+    keep = ["schedule.swap_after_greedy.start.keep_at_least=1", "experiment.budgets=[0.5]"]
+    careful = described(LITERATURE, "schedule=[swap_after_greedy]", *keep)
+    assert careful.schedule["swap_after_greedy"] == Swap(Greedy(keep_at_least=1))
+
+
+def test_heads_of_any_model_are_scored_and_chosen_by_name() -> None:
+    heads = wrap(classifier(), losses.classification, score=batches(2), choose=batches(2, 1), report=batches(2, 2))
+    assert set(heads.score("shapley", "integrated_gradients_all")["scorer"]) == {"shapley", "integrated_gradients_all"}
+    assert [len(mask.kept) for mask in heads.masks(keep=[6, 5], by="swap_after_greedy")] == [6, 5]
+    assert heads.mask(keep=5, by="all_but_one") == heads.mask(keep=5, by=AllButOne())
 
 
 def test_mhaprune_does_not_load_the_package() -> None:
