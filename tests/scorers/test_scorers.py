@@ -11,8 +11,7 @@ from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation, resample
-from mhaprune.scorers.confidence import Confidence
-from mhaprune.scorers.entropy import Entropy
+from mhaprune.scorers.attention import Confidence, Entropy
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.gate_output import GateOutput
 from mhaprune.scorers.magnitude import Magnitude
