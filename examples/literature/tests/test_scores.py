@@ -8,7 +8,8 @@ from torch import Tensor
 
 from mhaprune import losses
 from mhaprune.data import Splits
-from mhaprune.front.command_line import described
+from mhaprune.front.command_line import described, main
+from mhaprune.front.explained import about, about_fields
 from mhaprune.front.heads import wrap
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
@@ -25,9 +26,11 @@ from mhaprune_literature.movement import Movement
 from mhaprune_literature.swap import Swap
 from scorers.test_scorers import written_norms
 from scorers.test_trained import WORTHS, worth_game
+from settings.test_ranges import uncommented
 from support import ROOT
 from support.classifier import batches, classifier
-from support.composing import LITERATURE, known
+from support.commands import run_here
+from support.composing import LITERATURE, every, known
 from support.games import numbered
 from support.sizes import options
 
@@ -83,6 +86,17 @@ def test_a_run_and_python_find_the_options_by_name() -> None:
     keep = ["schedule.swap_after_greedy.start.keep_at_least=1", "experiment.budgets=[0.5]"]
     careful = described(LITERATURE, "schedule=[swap_after_greedy]", *keep)
     assert careful.schedule["swap_after_greedy"] == Swap(Greedy(keep_at_least=1))
+
+
+def test_every_field_of_the_options_is_explained() -> None:
+    options = ["experiment=prune", f"scorer=[{','.join(known('scorer'))}]", f"schedule=[{','.join(known('schedule'))}]"]
+    shown = run_here(main, LITERATURE, *options, "--cfg", "job").stdout
+    assert "swap_after_greedy:" in shown
+    assert not uncommented(shown)
+    for made in (*every("scorer").values(), *every("schedule").values()):
+        target = f"{type(made).__module__}.{type(made).__name__}"
+        assert about(target)
+        assert all(text and not text.startswith("Allowed:") for text in about_fields(target).values())
 
 
 def test_heads_of_any_model_are_scored_and_chosen_by_name() -> None:

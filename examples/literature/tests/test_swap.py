@@ -8,8 +8,12 @@ from torch import Tensor
 from mhaprune.data import Splits
 from mhaprune.heads import HeadMask
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.pruning.plans import Search
 from mhaprune.schedules.base import Evidence
+from mhaprune.schedules.greedy import Greedy
 from mhaprune.schedules.one_shot import OneShot
+from mhaprune.scorers.ablation import Ablation
+from mhaprune.scorers.scoring import Scoring
 from mhaprune_literature.swap import Swap
 from support.models import evidence_of, judged, loss_of
 
@@ -52,3 +56,17 @@ def test_per_block_heads_are_exchanged_within_their_block(model: Seq2Seq) -> Non
     judge = Evidence(model, judged(model, scores).score, loss)
     (mask,) = Swap(OneShot(scope="per_block"))(judge, [len(firsts)])
     assert mask.removed == lasts
+
+
+def test_the_start_and_every_exchange_cost_a_pass(model: Seq2Seq, splits: Splits) -> None:
+    """The score of the dense model is not the search's."""
+    search, grid = Search(Scoring(model, splits.score, 0), "ablation", Ablation()), model.grid
+    (start,) = OneShot()(evidence_of(model, splits), [2])
+    (end,) = search(Swap(OneShot()), [2])
+    rounds, rest = divmod(search.cost["forward_passes"] - 1, 2 * (len(grid) - 2))
+    assert rest == 0
+    assert rounds >= 1 + len(end.removed - start.removed)
+    assert search.cost["backward_passes"] == 0
+    after = Search(Scoring(model, splits.score, 0))
+    after(Swap(Greedy()), [2])
+    assert after.cost["forward_passes"] >= len(grid) + len(grid) - 1 + 1 + 2 * (len(grid) - 2)
