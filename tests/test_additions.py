@@ -1,5 +1,6 @@
 """What a stranger adds: one module and one YAML for each addition, and nothing in this package changes."""
 
+import doctest
 import importlib
 import re
 import sys
@@ -11,7 +12,9 @@ import pandas as pd
 import pytest
 import yaml
 
+from mhaprune import losses
 from mhaprune.front.command_line import described
+from mhaprune.front.heads import wrap
 from mhaprune.runs.run import build
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.ablation import Ablation
@@ -21,6 +24,7 @@ from mhaprune.settings.options import ConfigError, option
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.studies.trained import Recipe
 from support import ROOT
+from support.classifier import batches, classifier
 from support.composing import compose
 from support.sizes import TINY, small
 
@@ -264,6 +268,15 @@ def test_a_class_needs_no_yaml_and_a_yaml_may_start_from_it(package: str) -> Non
     assert [each.power for each in run.scorer.values()] == [1.0, 2.0]  # type: ignore[attr-defined]
     run = described(package, "scorer=[peak,ablation]", "scorer.peak.power=3.0")
     assert (type(run.scorer["peak"]).__name__, run.scorer["peak"].power) == ("Peak", 3.0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("base", [Scorer, Schedule])
+def test_the_example_of_a_base_class_is_a_whole_plug_in(base: type) -> None:
+    [example] = [each for each in doctest.DocTestFinder(recurse=False).find(base) if each.examples]
+    heads = wrap(classifier(), losses.classification, score=batches(2), choose=batches(2), report=batches(2))
+    example.globs |= {"heads": heads, "__name__": "__main__"}  # what it defines is no part of mhaprune
+    told: list[str] = []
+    assert doctest.DocTestRunner(verbose=False).run(example, out=told.append).failed == 0, "".join(told)
 
 
 def test_options_of_allowed_and_installed_plug_ins_are_found_by_name(
