@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from mhaprune import losses
+from mhaprune.experiments.base import Experiment
 from mhaprune.front.command_line import described
 from mhaprune.front.heads import wrap
 from mhaprune.runs.run import build
@@ -313,6 +314,12 @@ def test_a_variant_stands_beside_a_yaml_of_its_class_and_starts_from_what_there_
 
 
 def test_a_yaml_may_leave_out_fields_which_can_be_set_all_the_same(package: str) -> None:
+    name = package[len("plugins=[") : -1]
+    most = f"defaults:\n  - override /scorer: [ablation]\nexperiment:\n  _target_: {name}.more.More\n  extra: 9\n"
+    (Path.cwd() / name / "conf" / "experiment" / "most.yaml").write_text(f"# @package _global_\n{most}")
+    run = described(package, "experiment=most")
+    assert (run.experiment, list(run.scorer)) == (option("most", {"experiment": Experiment}), ["ablation"])
+    assert run.experiment.extra == 9  # type: ignore[attr-defined]
     run = described(package, "experiment=more", "experiment.budgets=[2]", "experiment.extra=5")
     assert (run.experiment.budgets, run.experiment.extra) == ((2,), 5)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"^experiment.budget=3: no such key, did you mean budgets\?.*extra$"):

@@ -43,7 +43,7 @@ def option(name: str, groups: Mapping[str, type]) -> Any:
         return build(groups[group], settings_of(group, name), f"{group}.{name}")
     found = (each for package in allowed() if package != "mhaprune" for each in options_of(package, groups, ()))
     others: dict[str, tuple[str, Settings]] = {}
-    others |= {other: (group, settings) for group, other, _, settings in found if group in groups}
+    others |= {other: (group, content.get(group, content)) for group, other, _, content in found if group in groups}
     if name not in others:
         kinds = " or ".join(groups)
         raise ValueError(f"{'/'.join(groups)}={name}: no such {kinds}, {did_you_mean(name, [*files, *others])}")
