@@ -21,6 +21,8 @@ from mhaprune import losses
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.front.heads import Heads
 from mhaprune.heads import HeadMask
+from mhaprune.schedules.greedy import Greedy
+from mhaprune_literature.swap import Swap
 from support import ROOT
 from support.classifier import Classifier, batches, classifier
 from support.figures import drawing
@@ -214,7 +216,7 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         lambda h: h.prune(by={"attention.0.0": 1}),
         lambda h: h.prune(by=h.score("ablation", "random")),
         lambda h: h.prune(by=h.score("ablation").drop(columns="head")),
-        lambda h: h.mask(by="swap_after_greedy", even=True),
+        lambda h: h.mask(by=Swap(Greedy()), even=True),
         lambda h: h.mask(by="one_shot"),
         lambda h: h.mask(by="greedy", rescore_every=2),
         lambda h: h.report(by=[3]),  # type: ignore[list-item]
@@ -265,7 +267,7 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         lambda h: h.mask(even={0: 3, "0": 2}),
         lambda h: h.mask(even={0: 3}, divisible_by=2),
         lambda h: h.mask(even={0: 2}, unit="block"),
-        lambda h: h.prune(even={0: 2}, by="swap_after_greedy"),
+        lambda h: h.prune(even={0: 2}, by=Swap(Greedy())),
     ],
     "cache_bytes": [
         lambda h: h.prune(cache_bytes=0.5),

@@ -85,7 +85,7 @@ def described(*overrides: str) -> Run:
             *SWEEP_SETTINGS,
         ):
             raise ValueError(f"{override}: is for the command line alone, leave this out")
-    _register(overrides)
+    register(overrides)
     try:
         with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
             return _build(hydra.compose("config", overrides=list(overrides)), overrides)
@@ -207,7 +207,7 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
     before, variables, handlers = sys.argv, dict(os.environ), list(logging.getLogger().handlers)
     flags = [argument for argument in arguments if argument in MULTIRUN]  # argparse wants them first
     rest = [argument for argument in arguments if argument not in flags]
-    _register(arguments)
+    register(arguments)
     sys.argv = [before[0], *flags, *rest]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its exceptions instead of printing them
     try:
@@ -223,7 +223,7 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
         logging.getLogger().handlers[:] = handlers
 
 
-def _register(arguments: Iterable[str]) -> None:
+def register(arguments: Iterable[str]) -> None:
     """Tell Hydra the options of plug-ins. Fields that a YAML file leaves out have the defaults of the class."""
     from mhaprune.settings.plugins import from_folder
 

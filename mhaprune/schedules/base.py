@@ -46,7 +46,23 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Schedule(Checked, ABC):
-    """A method that chooses heads to remove."""
+    """A method that chooses heads to remove. Most schedules remove one head after the other: they are `Stepwise`.
+
+    >>> @dataclass(frozen=True)
+    ... class LastFirst(Stepwise):
+    ...     '''The last head of the model is removed first.'''
+    ...
+    ...     scoring = "none"
+    ...
+    ...     def path(self, evidence):
+    ...         mask = HeadMask(evidence.subject.grid)
+    ...         yield mask
+    ...         while heads := self.removable(evidence, mask):
+    ...             mask = mask.without(heads[-1])
+    ...             yield mask
+    >>> [str(head) for head in heads.mask(keep=2, by=LastFirst()).kept]
+    ['attention.0.0', 'attention.0.1']
+    """
 
     @property
     @abstractmethod

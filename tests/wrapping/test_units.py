@@ -106,7 +106,7 @@ def test_half_of_the_groups_take_half_of_the_cache(llama: Heads) -> None:
     assert llama.cache_bytes(mask, 3, 7) == cached(llama.prune(mask=mask))
 
 
-@pytest.mark.parametrize("by", ["magnitude", "greedy", "swap_after_greedy"])
+@pytest.mark.parametrize("by", ["magnitude", "greedy", "greedy_refit"])
 def test_as_many_groups_stay_as_fit_into_the_cache(by: str, llama: Heads) -> None:
     groups, whole = llama.units("group"), llama.cache_bytes()
     subject: Any = groups.subject

@@ -27,7 +27,7 @@ from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.reporting.plots import Plot
 from mhaprune.reporting.sentences import share
 from mhaprune.runs.run import Run, build
-from mhaprune.scorers.entropy import Entropy
+from mhaprune.scorers.attention import Entropy
 from mhaprune.statistics.intervals import prunable as claimed
 from mhaprune.storage.store import RunFolder
 from mhaprune.subject import AnswerOutcome
