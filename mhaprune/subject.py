@@ -164,6 +164,10 @@ class Subject(Protocol):
         """
         ...
 
+    def held_weights(self) -> Tensor:
+        """Return how many weights each head holds, (N,). Weights that several heads share count in equal parts."""
+        ...
+
     def learned_gates(self) -> Tensor | None:
         """Return the learned gates, (N,); None for a model without any."""
         ...

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_type_hints
 
+from torch import Tensor
+
 from mhaprune.front.given import least_of, named_scorers, scores_of
 from mhaprune.heads import Block, HeadMask
 from mhaprune.pruning.plans import choices, plans_of
@@ -41,6 +43,9 @@ class Budget(Checked):
 
     keep: Number = None
     """A share of the heads (0.5), or a number of them (72). None means 0.5, if no other field says how many stay."""
+    of: Literal["units", "weights"] = "units"
+    """The things that `keep` counts: heads, or the weights that heads hold. Then the heads with the lowest score per
+    weight are removed, until at most this share or number of weights is left."""
     cache_bytes: Number = None
     """In place of `keep`: as many heads stay as fit into a key-value cache of this size, a share of the dense model's,
     or bytes for one position of one example, as `Heads.cache_bytes` returns them."""
@@ -56,7 +61,7 @@ class Budget(Checked):
     """The number of removed heads after which the smaller model is scored again. None scores only the dense model."""
 
     @classmethod
-    def of(cls, keep: Number | Budget, how: Mapping[str, Any]) -> Budget:
+    def given(cls, keep: Number | Budget, how: Mapping[str, Any]) -> Budget:
         """Return the budget that the arguments of a method mean. Raises ValueError for an argument that is no field."""
         if isinstance(keep, Budget):
             return replace(keep, **how)
@@ -75,6 +80,8 @@ class Budget(Checked):
             )
         if isinstance(self.even, dict) and self.keep is not None:
             raise ValueError(f"keep={self.keep}: even={self.even} says how many heads stay; leave one of them out")
+        if self.of != "units" and (self.even or self.cache_bytes is not None):
+            raise ValueError(f"of={self.of}: counts what all blocks together keep, leave even= and cache_bytes= out")
         if self.divisible_by > 1 and not self.even:
             raise ValueError(f"divisible_by={self.divisible_by}: needs even=True")
 
@@ -94,6 +101,14 @@ class Budget(Checked):
             which = f" that {self.divisible_by} divides" if self.divisible_by > 1 else ""
             raise ValueError(f"keep={keep}: leaves {left} in a block, must be a whole number{which}")
         return int(kept)
+
+    def kept_of(self, total: float, what: str) -> float:
+        """Return the cost that stays of a total. Raises ValueError for more than that."""
+        keep = 0.5 if self.keep is None else self.keep
+        kept = keep * total if isinstance(keep, float) else keep
+        if not 0 <= kept <= total:
+            raise ValueError(f"keep={keep}: must be a share, 0.0 to 1.0, or a number from 0 to {total:g} {what}")
+        return kept
 
     def uneven(self, heads: Any, kept: int) -> list[int]:
         """Return the sizes of the blocks of which no number divided by `divisible_by` stays, if all keep one share."""
@@ -140,10 +155,14 @@ def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedu
         heads.check_removable()
     spared = sparing(heads, how, least)
 
-    def masks(kept: Sequence[int]) -> list[HeadMask]:
-        made = choices(heads.scoring, scorers, spared, [len(heads.grid) - count for count in kept], draws=1)
+    def masks(kept: Sequence[float], cost: Tensor | None = None) -> list[HeadMask]:
+        total = len(heads.grid) if cost is None else float(cost.sum())
+        made = choices(heads.scoring, scorers, spared, [total - count for count in kept], draws=1, cost=cost)
         return [plan.mask for plan in plans_of(made)]
 
+    if first.of == "weights":
+        cost = heads.subject.held_weights()
+        return masks([budget.kept_of(float(cost.sum()), "weights of heads") for budget in budgets], cost)
     if first.cache_bytes is None:
         return masks([budget.kept(heads, least) for budget in budgets])
     allowed, largest, count = first.bytes_for(heads), heads.subject.largest_in_cache, len(heads.grid)

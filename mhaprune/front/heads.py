@@ -157,13 +157,13 @@ class Heads(ModelWithData):
         `front.given.scores_of`). `schedule` says how heads are chosen by it, for example `"iterative"`; by default all
         at once. A schedule that uses no scores may stand in place of a score: "greedy", or "greedy_refit" for a model
         that will be refitted. `budget` are other fields of `mhaprune.Budget`: `unit`, `even`, `divisible_by`,
-        `cache_bytes`, `rescore_every`.
+        `cache_bytes`, `rescore_every`, `of`.
 
         >>> len(heads.mask(keep=0.25, by="gate_output").removed)
         6
         """
         self.check_unchanged()
-        return choose(self, [Budget.of(keep, budget)], by, schedule)[0]
+        return choose(self, [Budget.given(keep, budget)], by, schedule)[0]
 
     @checked
     @shown()
@@ -181,7 +181,7 @@ class Heads(ModelWithData):
         [6, 2]
         """
         self.check_unchanged()
-        return choose(self, [Budget.of(size, budget) for size in ([None] if keep is None else keep)], by, schedule)
+        return choose(self, [Budget.given(size, budget) for size in ([None] if keep is None else keep)], by, schedule)
 
     @checked
     def prune(

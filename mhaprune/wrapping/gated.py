@@ -213,6 +213,9 @@ class GatedModel(ABC):
             found[name] = weight[rows].unflatten(0, (len(values.of), -1 if rows else block.head_dim))
         return found
 
+    def held_weights(self) -> Tensor:
+        return torch.cat([block.weights(self.module) for block in self.blocks])
+
     def learned_gates(self) -> Tensor | None:
         """Return the learned gates of each `MultiHeadAttention`, with 1 for heads of other layers; None if no layer has
         gates."""

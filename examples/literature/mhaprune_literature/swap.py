@@ -32,7 +32,7 @@ class Swap(Schedule):
     def smallest(self, grid: HeadGrid) -> HeadMask:
         return self.start.smallest(grid)
 
-    def __call__(self, evidence: Evidence, budgets: Sequence[int]) -> list[HeadMask]:
+    def __call__(self, evidence: Evidence, budgets: Sequence[float]) -> list[HeadMask]:
         improved = []
         for mask in self.start(evidence, budgets):
             loss = float(evidence.loss([mask]))
