@@ -1,16 +1,20 @@
 """Schedules against plain twins on a tiny model."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from mhaprune.data import Examples, Splits
-from mhaprune.heads import HeadMask
+from mhaprune.heads import Block, HeadGrid, HeadMask
 from mhaprune.measure.outcomes import measure, output_difference
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import Refits, Search
 from mhaprune.recoveries.refitting import refit, show
-from mhaprune.schedules.base import Evidence
+from mhaprune.schedules.base import Evidence, Stepwise
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.schedules.greedy_refit import GreedyRefit
 from mhaprune.schedules.iterative import Iterative
@@ -124,3 +128,46 @@ def test_blocks_are_compared_with_what_they_were_before_anything_was_removed(mod
     judge = Evidence(left, lambda subject: scores[1:], judged(model, scores).loss, model.grid)
     (second,) = OneShot(scope="per_block")(judge, [1])
     assert {head.block for head in first.removed} != {head.block for head in second.removed}
+
+
+@pytest.mark.parametrize("schedule", [OneShot(), OneShot(scope="per_block"), Iterative(every=3), Greedy()])
+def test_a_budget_of_costs_is_met_by_the_first_mask_that_removes_as_much(
+    model: Seq2Seq, splits: Splits, judge: Evidence, schedule: Stepwise
+) -> None:
+    cost = torch.arange(1.0, len(model.grid) + 1)
+    priced = replace(judge, cost=cost)
+    path = list(schedule.path(priced))
+    removed = [float(cost @ (1 - mask.gates())) for mask in path]
+    budgets = [0.0, 0.5, 20.0, removed[7], removed[-1]]
+    first = [next(mask for mask, gone in zip(path, removed, strict=True) if gone >= budget) for budget in budgets]
+    assert schedule(priced, budgets) == first
+    with pytest.raises(ValueError, match=f"budgets={removed[-1] + 1:g}: cannot be met, 0 heads must stay"):
+        schedule(priced, [removed[-1] + 1])
+
+
+def test_of_equal_scores_the_dearest_goes_first(model: Seq2Seq) -> None:
+    scores, cost = torch.ones(len(model.grid)), torch.ones(len(model.grid))
+    cost[4], scores[7] = 2.0, 0.6
+    (mask,) = OneShot()(replace(judged(model, scores), cost=cost), [2.5])
+    assert mask.removed == {model.grid.heads[4], model.grid.heads[7]}
+
+
+@pytest.mark.parametrize("scope", ["global", "per_block"])
+def test_thousands_of_units_make_no_mask_that_nobody_asked_for(scope: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask for every step would be quadratic: 4,096 units took eight seconds."""
+    grid = HeadGrid.full([Block("ffn", layer) for layer in range(4)], 1024)
+    scores = torch.rand(4096, generator=torch.Generator().manual_seed(0))
+    made, plain = list[int](), HeadMask.__post_init__
+    monkeypatch.setattr(HeadMask, "__post_init__", lambda mask: (made.append(len(mask.removed)), plain(mask)))
+    schedule = OneShot(scope=scope, keep_at_least=100)
+    masks = schedule(Evidence(SimpleNamespace(grid=grid), lambda left: scores, print), [1000, 3000])  # type: ignore[arg-type]
+    assert len(made) < 10
+    for mask, count in zip(masks, (1000, 3000), strict=True):
+        by_block = scores.view(4, 1024)
+        if scope == "per_block":
+            weakest = by_block.argsort(dim=1)[:, : count // 4] + 1024 * torch.arange(4)[:, None]
+            assert mask.removed == {grid.heads[n] for n in weakest.flatten().tolist()}
+        else:
+            allowed = scores.clone()  # the best 100 of a block stay
+            allowed[(by_block.argsort(dim=1)[:, -100:] + 1024 * torch.arange(4)[:, None]).flatten()] = torch.inf
+            assert mask.removed == {grid.heads[n] for n in allowed.argsort()[:count].tolist()}
