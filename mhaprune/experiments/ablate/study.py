@@ -93,7 +93,9 @@ class Ablate(HeadBudgets, WithinTolerance):
             "agreement": rank_agreement(heads),
             "latency": latency,
             **study.training_table,
-            **shift_table(subject, splits, removed_most(study, chosen, summary[summary["scorer"] == furthest])),
+            **shift_table(
+                subject, splits, removed_most(study, chosen, summary[summary["scorer"] == furthest]), calibrated=False
+            ),
         }
         return with_proofs(study, tables, difference)
 
