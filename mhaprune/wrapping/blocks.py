@@ -89,7 +89,7 @@ class UnitBlock:
     """The input columns of `out` that read each unit."""
     made_by: tuple[Source, ...] = ()
     """The rows of linear maps that make the units."""
-    kind: Literal["head"] = "head"
+    kind: Literal["head", "neuron", "layer"] = "head"
     attends: bool = True
     """True if the units have attention weights."""
     names: tuple[int, ...] = ()
@@ -326,7 +326,7 @@ def _sites(words: Sequence[Sequence[str]]) -> list[str]:
     whole = [".".join(each) or "attention" for each in words]
     if len(set(whole)) == 1 and words[0]:
         last = 2 if words[0][-1] == "self" else 1
-        return [".".join(each[-last:]) for each in words]
+        return [".".join(each[-last:]) or "layer" for each in words]
     return short if all(short) and len(set(short)) == len(set(whole)) else whole
 
 

@@ -166,6 +166,9 @@ class GatedModel(ABC):
 
     def attention_maps(self, batch: Batch) -> dict[Block, AttentionMap]:
         """Return the attention weights. Raises ValueError if the model computes attention without showing them."""
+        for block in self.blocks:
+            if not block.attends:
+                raise ValueError(f"needs attention weights, which {block.path} does not compute; leave it out")
         batch, maps = self.placed(batch), {}
         lengths: dict[Block, list[int]] = {name: [] for name in self.names}
 

@@ -212,7 +212,7 @@ def _attributes(attention: nn.Module, block: UnitBlock, keep: Sequence[int]) -> 
     for name in {"num_key_value_heads", *(each for each in block.counts if each.endswith("num_key_value_heads"))}:
         if _number(attention, name) == len(set(block.of_kv)):
             attributes[name] = len(kv_left)
-    if block.as_written:
+    if block.as_written or block.kind != "head":
         attributes = {}
     if hasattr(attention, "num_key_value_groups"):
         group = len(of_kv) // len(kv_left)

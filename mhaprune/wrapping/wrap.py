@@ -113,7 +113,7 @@ def understand(
     loss: Judge,
     given: Mapping[str, Any],
     quality: Judge | None = None,
-    blocks: Sequence[AttentionBlock] | None = None,
+    blocks: Sequence[AttentionBlock | UnitBlock] | None = None,
     call: Callable[[nn.Module, Any], Any] | None = None,
     seed: int = 0,
     prove: str = "blocks",
@@ -157,7 +157,10 @@ def understand(
 
 
 def _blocks(
-    model: nn.Module, given: Sequence[AttentionBlock] | None, batch: Batches, run: Callable[[nn.Module, Any], Any]
+    model: nn.Module,
+    given: Sequence[AttentionBlock | UnitBlock] | None,
+    batch: Batches,
+    run: Callable[[nn.Module, Any], Any],
 ) -> tuple[list[UnitBlock], list[str], Any]:
     """Return the blocks of a model, the paths of attention in no block, and what the model returned for the first
     example of a batch alone."""
@@ -180,10 +183,10 @@ def _blocks(
     if not given:
         raise ValueError("blocks=[]: must name an attention layer, or be left out")
     check_call(model, batch, run)
-    found = [block.completed(model) for block in given]
+    found = [block if isinstance(block, UnitBlock) else block.completed(model) for block in given]
     if twice := [block.path for n, block in enumerate(found) if block.out in {other.out for other in found[:n]}]:
         raise ValueError(f"blocks: names {twice[0]} twice, must name each layer once")
-    check_attention(model, found, partial(passing, model))
+    check_attention(model, [block for block in found if block.attends], partial(passing, model))
     return found, [], outputs[0]
 
 
