@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mhaprune.attention.layer import MultiHeadAttention
+    from mhaprune.front.budget import Budget
     from mhaprune.front.exporting import export
     from mhaprune.front.heads import wrap
     from mhaprune.front.python import run, study
@@ -24,13 +25,14 @@ _HOME = {
     "export": "front.exporting",
     "wrap": "front.heads",
     "AttentionBlock": "wrapping.blocks",
+    "Budget": "front.budget",
     "Rows": "wrapping.blocks",
     "MultiHeadAttention": "attention.layer",
     "HeadMask": "heads",
 }
 
-__all__ = ["AttentionBlock", "HeadMask", "MultiHeadAttention", "Rows", "export", "load", "losses", "run", "save"]
-__all__ += ["study", "wrap"]
+__all__ = ["AttentionBlock", "Budget", "HeadMask", "MultiHeadAttention", "Rows", "export", "load", "losses", "run"]
+__all__ += ["save", "study", "wrap"]
 
 
 def __getattr__(name: str) -> Any:

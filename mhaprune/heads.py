@@ -160,8 +160,8 @@ class HeadMask:
     removed: frozenset[HeadId] = frozenset()
 
     def __post_init__(self) -> None:
-        for head in self.removed:
-            self.grid.index(head)
+        for head in self.removed - self.grid._position.keys():
+            self.grid.index(head)  # which raises
 
     @property
     def kept(self) -> tuple[HeadId, ...]:

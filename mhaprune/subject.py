@@ -164,12 +164,17 @@ class Subject(Protocol):
         """
         ...
 
+    def held_weights(self) -> Tensor:
+        """Return how many weights each head holds, (N,). Weights that several heads share count in equal parts."""
+        ...
+
     def learned_gates(self) -> Tensor | None:
         """Return the learned gates, (N,); None for a model without any."""
         ...
 
-    def without(self, mask: HeadMask) -> Self:
-        """Return a copy from which the masked heads are removed. Learned gates are folded into the weights."""
+    def without(self, mask: HeadMask, shared: bool = False) -> Self:
+        """Return a copy from which the masked heads are removed. Learned gates are folded into the weights. If
+        `shared`, the copy is only to be looked at: weights that are not cut are those of this subject."""
         ...
 
     def removal_proof(self, batch: Batch) -> Callable[[HeadMask], float]:

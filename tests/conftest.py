@@ -15,11 +15,12 @@ from mhaprune.heads import HeadMask
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.storage.locks import locked
 from mhaprune.storage.store import RunFolder, read_status
-from mhaprune.tasks.sort import Sort
 from support import ROOT
 from support.composing import run_of
 from support.figures import Drawing, drawing
-from support.models import gated_model
+from support.fixtures import model, one_thread, splits, task
+
+__all__ = ["model", "one_thread", "splits", "task"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,12 +34,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,16 +54,6 @@ def figures_by_mark(request: pytest.FixtureRequest) -> Iterator[None]:
     marks = {"figures": "wanted", "collected_figures": "collected"}
     with drawing(**{name: mark in request.keywords or getattr(Drawing, name) for mark, name in marks.items()}):
         yield
-
-
-@pytest.fixture(scope="session")
-def task() -> Sort:
-    return Sort(train=200, valid=16, score=24, choose=16, report=16, num_symbols=5, max_length=6)
-
-
-@pytest.fixture(scope="session")
-def splits(task: Sort) -> Splits:
-    return task.splits()
 
 
 @pytest.fixture(scope="session")
@@ -113,11 +98,6 @@ def as_in_a_terminal() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
-def model(task: Sort) -> Seq2Seq:
-    return gated_model(task)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What a stranger adds: one module and one YAML for each addition, and nothing in this package changes."""
 
+import doctest
 import importlib
 import re
 import sys
@@ -11,13 +12,20 @@ import pandas as pd
 import pytest
 import yaml
 
+from mhaprune import losses
+from mhaprune.experiments.base import Experiment
 from mhaprune.front.command_line import described
+from mhaprune.front.heads import wrap
 from mhaprune.runs.run import build
+from mhaprune.schedules.base import Schedule
+from mhaprune.scorers.ablation import Ablation
+from mhaprune.scorers.base import Scorer
 from mhaprune.settings import plugins
-from mhaprune.settings.options import ConfigError
+from mhaprune.settings.options import ConfigError, option
 from mhaprune.storage.store import RunFolder, read_status
-from mhaprune.studies.trained import Recipe
+from mhaprune.studies.trained import TrainedSource
 from support import ROOT
+from support.classifier import batches, classifier
 from support.composing import compose
 from support.sizes import TINY, small
 
@@ -65,18 +73,18 @@ from dataclasses import dataclass
 import pandas as pd
 import torch
 
-from mhaprune.recoveries.base import Recovery, left_digest
+from mhaprune.recoveries.base import Recovery, pruned_digest
 
 
 @dataclass(frozen=True)
 class Noise(Recovery):
     size: float = 0.1
 
-    def starts_from(self, lesson, left):
-        return left_digest(left)
+    def starts_from(self, study, pruned):
+        return pruned_digest(pruned)
 
-    def __call__(self, lesson, left, draw, state, save):
-        model = copy.deepcopy(left)
+    def __call__(self, study, pruned, draw, state, save):
+        model = copy.deepcopy(pruned)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += self.size * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(draw))
@@ -212,9 +220,9 @@ def test_the_code_of_a_gate_decides_which_model_is_trained(conf: Path) -> None:
     (conf.parent / "site" / "stranger" / "lids.py").write_text(GATE.lstrip())
     lids = importlib.import_module("stranger.lids").Lids()
     source = build(compose(*TINY)).source
-    assert isinstance(source, Recipe)
+    assert isinstance(source, TrainedSource)
     splits = source.task.splits()
-    plain, own = (replace(source, gate=gate)._recipe(splits)["sources"] for gate in (source.gate, lids))
+    plain, own = (replace(source, gate=gate)._key(splits)["sources"] for gate in (source.gate, lids))
     assert own.keys() - plain.keys() == {"stranger"}
 
 
@@ -263,7 +271,55 @@ def test_a_class_needs_no_yaml_and_a_yaml_may_start_from_it(package: str) -> Non
     assert (type(run.scorer["peak"]).__name__, run.scorer["peak"].power) == ("Peak", 3.0)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("base", [Scorer, Schedule])
+def test_the_example_of_a_base_class_is_a_whole_plug_in(base: type) -> None:
+    [example] = [each for each in doctest.DocTestFinder(recurse=False).find(base) if each.examples]
+    heads = wrap(classifier(), losses.classification, score=batches(2), choose=batches(2), report=batches(2))
+    example.globs |= {"heads": heads, "__name__": "__main__"}  # what it defines is no part of mhaprune
+    told: list[str] = []
+    assert doctest.DocTestRunner(verbose=False).run(example, out=told.append).failed == 0, "".join(told)
+
+
+def test_options_of_allowed_and_installed_plug_ins_are_found_by_name(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Python too. A package is installed if it has an entry point."""
+    groups, name = {"scorer": Scorer, "schedule": Schedule}, package[len("plugins=[") : -1]
+    monkeypatch.setattr(plugins, "installed", plugins.installed.__wrapped__)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="scorer/schedule=peak_square: no such scorer or schedule, allowed are"):
+        option("peak_square", groups)
+    with monkeypatch.context() as patch:
+        patch.setattr(plugins, "_allowed", {"mhaprune"})
+        plugins.allow([name])
+        assert [option(each, groups).power for each in ("peak", "peak_square")] == [1.0, 2.0]
+        with pytest.raises(ValueError, match=r"=peak_sqare: no such scorer or schedule, did you mean peak_square\?"):
+            option("peak_sqare", groups)
+    (tmp_path / f"{name}-1.dist-info").mkdir()
+    (tmp_path / f"{name}-1.dist-info" / "entry_points.txt").write_text(f"[mhaprune.plugins]\npeaks = {name}\n")
+    assert [option(each, groups).power for each in ("peak", "peak_square")] == [1.0, 2.0]
+
+
+def test_a_variant_stands_beside_a_yaml_of_its_class_and_starts_from_what_there_is(package: str) -> None:
+    name = package[len("plugins=[") : -1]
+    folder = Path.cwd() / name / "conf" / "scorer"
+    (folder / "cube.yaml").write_text(f"# @package scorer.cube\n_target_: {name}.peak.Peak\npower: 3.0\n")
+    (folder / "mean.yaml").write_text("# @package scorer.mean\ndefaults: [ablation@_here_]\nreplace: mean\n")
+    run = described(package, "scorer=[peak,peak_square,cube,mean]")
+    assert [each.power for each in list(run.scorer.values())[:3]] == [1.0, 2.0, 3.0]  # type: ignore[attr-defined]
+    assert run.scorer["mean"] == Ablation(replace="mean")
+    (folder / "mean.yaml").write_text("# @package scorer.mean\ndefaults: [nothing@_here_]\n")
+    with pytest.raises(ValueError, match="^scorer=nothing: no such option to start from"):
+        described(package, "scorer=[peak]")
+
+
 def test_a_yaml_may_leave_out_fields_which_can_be_set_all_the_same(package: str) -> None:
+    name = package[len("plugins=[") : -1]
+    most = f"defaults:\n  - override /scorer: [ablation]\nexperiment:\n  _target_: {name}.more.More\n  extra: 9\n"
+    (Path.cwd() / name / "conf" / "experiment" / "most.yaml").write_text(f"# @package _global_\n{most}")
+    run = described(package, "experiment=most")
+    assert (run.experiment, list(run.scorer)) == (option("most", {"experiment": Experiment}), ["ablation"])
+    assert run.experiment.extra == 9  # type: ignore[attr-defined]
     run = described(package, "experiment=more", "experiment.budgets=[2]", "experiment.extra=5")
     assert (run.experiment.budgets, run.experiment.extra) == ((2,), 5)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"^experiment.budget=3: no such key, did you mean budgets\?.*extra$"):

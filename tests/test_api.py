@@ -21,6 +21,8 @@ from mhaprune import losses
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.front.heads import Heads
 from mhaprune.heads import HeadMask
+from mhaprune.schedules.greedy import Greedy
+from mhaprune_literature.swap import Swap
 from support import ROOT
 from support.classifier import Classifier, batches, classifier
 from support.figures import drawing
@@ -46,7 +48,7 @@ def test_a_saved_model_is_a_module_that_answers(cache: Path, tmp_path: Path) -> 
     study = mhaprune.study("experiment=train", *TINY, *TINY_SEQUENCES, f"cache={cache}")
     pruned = study.subject.without(HeadMask(study.subject.grid).without(*study.subject.grid.heads[:2]))
     path = tmp_path / "pruned.pt"
-    path.write_bytes(study.trained.save(pruned))
+    path.write_bytes(study.saved("model", pruned)["model.pt"])
     model = mhaprune.load(path)
     assert isinstance(model, torch.nn.Module)
     assert model.grid == pruned.grid
@@ -72,7 +74,7 @@ def test_the_lines_of_the_page_run(cache: Path, tmp_path: Path, monkeypatch: pyt
         plain = getattr(mhaprune.front.python, name)
         monkeypatch.setattr(mhaprune.front.python, name, lambda *given, plain=plain: plain(*given, *small))
     study = mhaprune.study("experiment=ablate")
-    (tmp_path / "pruned.pt").write_bytes(study.trained.save(study.subject))
+    (tmp_path / "pruned.pt").write_bytes(study.saved("model", study.subject)["model.pt"])
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     exec(compile(code, "python.md", "exec"), names)
@@ -80,7 +82,7 @@ def test_the_lines_of_the_page_run(cache: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_is_not_there_is_said() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'rum', it has AttentionBlock, HeadMask, MultiHeadAtt"):
+    with pytest.raises(AttributeError, match="has no attribute 'rum', it has AttentionBlock, Budget, HeadMask, Multi"):
         mhaprune.rum  # noqa: B018
 
 
@@ -129,7 +131,7 @@ def test_the_example_runs(name: str, here: Path, monkeypatch: pytest.MonkeyPatch
         pytest.skip("pip install -e '.[hf]'")
     model, made = classifier(), batches(4)
     given = {"mhaprune": mhaprune, "torch": torch, "losses": losses, "model": model, "batches": made}
-    if name.startswith("Heads.") or name in ("export", "save"):
+    if name.startswith("Heads.") or name in ("Budget", "export", "save"):
         given["heads"] = mhaprune.wrap(model, losses.classification, score=made, choose=made, report=made)
     if name == "save":
         given["heads_of_bert"] = bert_heads()
@@ -214,11 +216,17 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         lambda h: h.prune(by={"attention.0.0": 1}),
         lambda h: h.prune(by=h.score("ablation", "random")),
         lambda h: h.prune(by=h.score("ablation").drop(columns="head")),
-        lambda h: h.mask(by="swap_after_greedy", even=True),
+        lambda h: h.mask(by=Swap(Greedy()), even=True),
         lambda h: h.mask(by="one_shot"),
         lambda h: h.mask(by="greedy", rescore_every=2),
         lambda h: h.report(by=[3]),  # type: ignore[list-item]
     ],
+    "schedule": [
+        lambda h: h.mask(by="greedy", schedule="iterative"),
+        lambda h: h.mask(schedule="itertaive"),
+        lambda h: h.mask(schedule="iterative", rescore_every=2),
+    ],
+    "share": [lambda h: h.mask(share=0.5)],
     "rescore_every": [lambda h: h.mask(rescore_every=0), lambda h: h.mask(rescore_every=1.5)],  # type: ignore[arg-type]
     "refit": [lambda h: h.prune(refit="yes")],  # type: ignore[arg-type]
     "fine_tune": [
@@ -259,7 +267,7 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         lambda h: h.mask(even={0: 3, "0": 2}),
         lambda h: h.mask(even={0: 3}, divisible_by=2),
         lambda h: h.mask(even={0: 2}, unit="block"),
-        lambda h: h.prune(even={0: 2}, by="swap_after_greedy"),
+        lambda h: h.prune(even={0: 2}, by=Swap(Greedy())),
     ],
     "cache_bytes": [
         lambda h: h.prune(cache_bytes=0.5),

@@ -5,7 +5,7 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings import options
-from mhaprune.settings.options import construct, option_name
+from mhaprune.settings.options import option_name
 from mhaprune.tasks.base import Task
 from support import ROOT
 
 HOUSE = """
     settings interrupts progress heads data tables statistics storage subject tasks measure attention wrapping
-    model scorers schedules recoveries pruning reporting studies experiments runs front __main__
+    model scorers schedules inputs recoveries pruning reporting studies experiments runs front __main__
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 """The rooms. Each imports only from those before it."""
 PACKAGE = ROOT / "mhaprune"
@@ -71,13 +71,15 @@ def settings_of(path: Path) -> dict[str, Any]:
     return found.get(path.parent.name, found) or {}
 
 
-def plug_ins() -> dict[str, Path]:
-    """The modules of the classes that the YAMLs of tasks, scorers, schedules, recoveries and experiments name."""
+def plug_ins() -> dict[Path, str]:
+    """The YAMLs of tasks, scorers, schedules, recoveries and experiments that name a class, with its module."""
     targets = {path: settings_of(path).get("_target_") for path in OPTIONS if path.parent.name in BASES}
-    return {target.rpartition(".")[0]: path for path, target in targets.items() if target}
+    return {path: target.rpartition(".")[0] for path, target in targets.items() if target}
 
 
 PLUG_INS = plug_ins()
+TOGETHER = {"entropy": "attention", "confidence": "attention", "evaluate": "train"}
+"""The files of options that share one."""
 
 
 @pytest.mark.parametrize("module", sorted(MODULES.keys() - {"mhaprune"}))
@@ -116,17 +118,16 @@ def test_scorers_and_schedules_see_a_model_through_the_protocol_only() -> None:
     assert not seen & {"mhaprune.model.transformer", "mhaprune.model.training"}
 
 
-@pytest.mark.parametrize("module", PLUG_INS, ids=lambda module: module.removeprefix("mhaprune."))
-def test_a_plug_in_is_one_file_and_one_yaml_of_one_name(module: str) -> None:
+@pytest.mark.parametrize("path", PLUG_INS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_plug_in_is_one_file_and_one_yaml_of_one_name(path: Path) -> None:
     """Or, of an experiment, the study in a folder of its name."""
-    path = PLUG_INS[module]
-    settings = settings_of(path)
-    folder = module.removesuffix(f".{path.stem}").removesuffix(f".{path.stem}.study")
+    module, settings, file = PLUG_INS[path], settings_of(path), TOGETHER.get(path.stem, path.stem)
+    folder = module.removesuffix(f".{file}").removesuffix(f".{file}.study")
     assert folder == {"recovery": "mhaprune.recoveries"}.get(path.parent.name, f"mhaprune.{path.parent.name}s")
     cls = getattr(importlib.import_module(module), settings["_target_"].rpartition(".")[2])
     assert dataclasses.is_dataclass(cls)
     assert issubclass(cls, BASES[path.parent.name])
-    assert option_name(default_of(cls, settings)) == path.stem
+    assert option_name(cls()) == path.stem
 
 
 def kinds(base: type) -> Iterator[type]:
@@ -154,7 +155,7 @@ def home(module: str) -> str:
 
 def test_plug_ins_import_neither_each_other_nor_what_belongs_to_another() -> None:
     """`base` and the other modules that a room shares are for all of its plug-ins."""
-    homes = {home(module) for module in PLUG_INS}
+    homes = set(map(home, PLUG_INS.values()))
 
     def belongs_to(module: str) -> str | None:
         return next((name for name in homes if module == name or module.startswith(f"{name}.")), None)
@@ -166,16 +167,6 @@ def test_plug_ins_import_neither_each_other_nor_what_belongs_to_another() -> Non
         if belongs_to(other) not in (None, belongs_to(module)) and room(other) == room(module)
     }
     assert not found
-
-
-def required(cls: Any) -> set[str]:
-    """The fields that have no default: for a plug-in that holds another one."""
-    return {f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING}
-
-
-def default_of(cls: Any, settings: Mapping[str, Any]) -> Any:
-    """The plug-in with its defaults, and what its YAML says where there are none."""
-    return construct(cls, {name: settings[name] for name in required(cls)})
 
 
 @pytest.mark.parametrize("path", OPTIONS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -192,10 +183,8 @@ def test_a_yaml_shows_every_field_and_agrees_with_the_defaults(path: Path) -> No
     cls = getattr(importlib.import_module(module), name)
     fields = {field.name for field in dataclasses.fields(cls)}
     assert set(settings) == fields
-    default = default_of(cls, settings)
+    default = cls()
     for key, value in settings.items():
-        if key in required(cls):
-            continue
         assert value == options.describe(getattr(default, key)), key
 
 

@@ -282,7 +282,7 @@ def test_scorers_that_need_gates_are_left_out_for_a_pruned_model(
 
     pruned = study.subject.without(HeadMask(study.subject.grid).without(study.subject.grid.heads[0]))
     path = tmp_path / "pruned.pt"
-    path.write_bytes(study.trained.save(pruned))
+    path.write_bytes(study.saved("model", pruned)["model.pt"])
     run = described("experiment=ablate", f"model_file={path}", f"cache={tmp_path / 'cache'}")
     assert list(run.scorer) == ["gate_output", "ablation", "random"]
     assert "model_file has no learned gates, so scorer=[gate] is left out" in caplog.text

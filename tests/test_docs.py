@@ -16,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import mhaprune
 from mhaprune.runs.run import build
+from mhaprune.settings import plugins
 from support import ROOT
 from support.composing import compose
 from support.sizes import options
@@ -79,7 +80,8 @@ def overrides(command: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=each)
-def test_every_command_can_be_composed(page: Path) -> None:
+def test_every_command_can_be_composed(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "_allowed", set(plugins._allowed))
     for command in commands(page.read_text()):
         if PLACEHOLDERS.search(command):
             continue

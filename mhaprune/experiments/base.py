@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 import pandas as pd
 
 from mhaprune.heads import HeadGrid
+from mhaprune.inputs import Study
 from mhaprune.progress import doing
 from mhaprune.pruning.removal import proofs
 from mhaprune.recoveries.base import Recovery
@@ -18,8 +19,8 @@ from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.ranges import Checked, Ge, Within
-from mhaprune.studies.study import Source, Study
-from mhaprune.studies.trained import Recipe
+from mhaprune.studies.source import Source
+from mhaprune.studies.trained import TrainedSource
 from mhaprune.tables import Tables
 
 
@@ -58,9 +59,9 @@ class Setup:
             raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
 
     @property
-    def recipe(self) -> Recipe | None:
-        """Return the training recipe; None for a pretrained model."""
-        return self.source if isinstance(self.source, Recipe) else None
+    def trained(self) -> TrainedSource | None:
+        """Return the source of a model that is trained here; None for a pretrained model."""
+        return self.source if isinstance(self.source, TrainedSource) else None
 
 
 @dataclass(frozen=True)

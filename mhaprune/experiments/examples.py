@@ -9,11 +9,11 @@ from torch import Tensor
 
 from mhaprune.data import EOS, SPECIAL, Data, Examples, pad, shift_right
 from mhaprune.heads import HeadId, HeadMask, Site
+from mhaprune.inputs import Study
 from mhaprune.measure.outcomes import all_open, measure_masks
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import track
 from mhaprune.scorers.scoring import head_columns
-from mhaprune.studies.study import Study, Trained
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import HEAD, LOSS_RISE, QUALITY
 from mhaprune.tasks.base import Task
@@ -110,25 +110,23 @@ def check_examples(field: str, numbers: Sequence[int], have: int) -> None:
         )
 
 
-def shown_by(model: Seq2Seq, trained: Trained, numbers: Sequence[int]) -> list[Shown]:
-    """Let a model answer the user's own example or, without one, the examples of the report split with these
+def shown_by(study: Study, numbers: Sequence[int]) -> list[Shown]:
+    """Let the model answer the user's own example or, without one, the examples of the report split with these
     numbers."""
-    decode, report = trained.task.vocabulary.decode, trained.splits.report
+    decode, report = study.task.vocabulary.decode, study.splits.report
     pairs: list[tuple[Sequence[str], Sequence[str] | None]] = [
         (decode(report.source[n].tolist()), decode(report.target[n].tolist())) for n in numbers
     ]
-    if trained.example is not None:
-        pairs = [(trained.example, trained.task.answer(trained.example))]
-    return [show(model, trained.task, *pair) for pair in pairs]
+    if study.example is not None:
+        pairs = [(study.example, study.task.answer(study.example))]
+    return [show(study.subject, study.task, *pair) for pair in pairs]
 
 
-def answer_tables(
-    trained: Trained, numbers: Sequence[int], closed: Outcome, most_wrong: int
-) -> dict[str, pd.DataFrame]:
+def answer_tables(study: Study, numbers: Sequence[int], closed: Outcome, most_wrong: int) -> dict[str, pd.DataFrame]:
     """Return the tables `wrong` (see `turned_wrong`), `closed` (see `answers_without`), `examples` and `attention` for
     mhaprune's own model."""
-    network, task, splits = trained.network, trained.task, trained.splits
-    shown = shown_by(network, trained, numbers)
+    network, task, splits = study.subject, study.task, study.splits
+    shown = shown_by(study, numbers)
     without = answers_without(network, task, shown)
     return {
         "wrong": turned_wrong(network, task, shown, without, splits.report, closed, most_wrong),

@@ -7,12 +7,12 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.experiments.base import Experiment, Findings, figures_of
+from mhaprune.inputs import Study
 from mhaprune.reporting.attention_view import view_of
 from mhaprune.reporting.head_map import SmallMap, in_small, thumbnail
 from mhaprune.reporting.page import NOTHING_ASKED, FirstScreen, fill, proof_sentences, render
 from mhaprune.reporting.plots import Plot
 from mhaprune.reporting.sentences import if_poor
-from mhaprune.studies.study import Study
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from mhaprune.experiments.base import Experiment, Findings
+from mhaprune.inputs import Study
 from mhaprune.measure.columns import evaluate
 from mhaprune.reporting.headline import Number, share_number
 from mhaprune.reporting.sentences import say_accuracy, share
 from mhaprune.reporting.training import training_curve
 from mhaprune.settings.ranges import Ge
-from mhaprune.studies.study import Study
 from mhaprune.tables import ERROR_RATE, QUALITY, Tables, quality_name
 
 
@@ -30,9 +30,8 @@ class Train(Experiment):
     figures = (training_curve,)
 
     def __call__(self, study: Study) -> Findings:
-        trained = study.trained
-        tables = evaluate(trained.network, trained.task, trained.splits.report, self.examples)
-        files = study.saved("model", trained.network) if self.saves else {}
+        tables = evaluate(study.subject, study.task, study.splits.report, self.examples)
+        files = study.saved("model", study.subject) if self.saves else {}
         return Findings({**study.training_table, **tables}, files=files)
 
     @staticmethod

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -86,7 +85,7 @@ def described(*overrides: str) -> Run:
             *SWEEP_SETTINGS,
         ):
             raise ValueError(f"{override}: is for the command line alone, leave this out")
-    _register(overrides)
+    register(overrides)
     try:
         with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
             return _build(hydra.compose("config", overrides=list(overrides)), overrides)
@@ -118,15 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _show_settings(arguments)
         else:
             with _as_hydra_needs_it(arguments):
-                try:
-                    execute()
-                except SweepAsked as asked:
-                    from mhaprune.runs.from_hydra import launch
-                    from mhaprune.runs.run import sweep_settings
-                    from mhaprune.settings.sweep import SWEEP_SETTINGS
-
-                    given = plain(OmegaConf.masked_copy(asked.config, list(SWEEP_SETTINGS)))
-                    launch(asked.config, asked.loader, job, sweep_settings(given), _values)
+                (_sweep(arguments) if any(each in MULTIRUN for each in arguments) else execute())
     except BrokenPipeError:  # `--help | head`: nobody reads on, so there is nothing to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -154,17 +145,20 @@ def _show_settings(arguments: list[str]) -> None:
     print(explained(shown.getvalue()), end="")
 
 
-class SweepAsked(BaseException):
-    """Raised to leave Hydra when a sweep is asked for, so that mhaprune runs the sweep: Hydra would start all jobs and
-    stop at the first that fails. Holds the settings and the loader that Hydra has read."""
+def _sweep(arguments: Sequence[str]) -> None:
+    """Do a multirun. Hydra's own would start all jobs and stop at the first that fails."""
+    from mhaprune.runs.from_hydra import composed_sweep, launch
+    from mhaprune.runs.run import sweep_settings
+    from mhaprune.settings.sweep import SWEEP_SETTINGS
 
-    def __init__(self, config: DictConfig, loader: ConfigLoader) -> None:
-        super().__init__()
-        self.config, self.loader = config, loader
+    with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        config = composed_sweep([argument for argument in arguments if argument not in MULTIRUN])
+        how = sweep_settings(plain(OmegaConf.masked_copy(config, list(SWEEP_SETTINGS))))
+        launch(config, GlobalHydra.instance().config_loader(), job, how, _values)
 
 
-class HandingOver(Callback):
-    """Callbacks of Hydra: hand sweeps over to mhaprune, and refuse a bad folder before Hydra writes there."""
+class Refusing(Callback):
+    """The callback of Hydra that refuses a bad folder before Hydra writes there."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         from mhaprune.runs.from_hydra import files_of_hydra
@@ -179,9 +173,6 @@ class HandingOver(Callback):
             refuse_links("hydra.run.dir", folder, files_of_hydra(config))
         except ValueError as error:
             raise RunFailed(error) from error
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        raise SweepAsked(config, GlobalHydra.instance().config_loader())
 
 
 def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
@@ -216,7 +207,7 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
     before, variables, handlers = sys.argv, dict(os.environ), list(logging.getLogger().handlers)
     flags = [argument for argument in arguments if argument in MULTIRUN]  # argparse wants them first
     rest = [argument for argument in arguments if argument not in flags]
-    _register(arguments)
+    register(arguments)
     sys.argv = [before[0], *flags, *rest]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its exceptions instead of printing them
     try:
@@ -232,7 +223,7 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
         logging.getLogger().handlers[:] = handlers
 
 
-def _register(arguments: Iterable[str]) -> None:
+def register(arguments: Iterable[str]) -> None:
     """Tell Hydra the options of plug-ins. Fields that a YAML file leaves out have the defaults of the class."""
     from mhaprune.settings.plugins import from_folder
 

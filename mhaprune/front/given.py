@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mhaprune.data import Data
+from mhaprune.data import Data, Splits
 from mhaprune.heads import Block, HeadGrid, HeadId, HeadMask
 from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.scorers.scoring import naming, settings_text
+from mhaprune.settings.options import option
 from mhaprune.settings.refusals import foreign
 from mhaprune.storage.locks import read_bytes
 from mhaprune.subject import Subject
@@ -139,3 +141,23 @@ def _numbers(name: str, given: Any, grid: HeadGrid) -> np.ndarray:
     if np.isnan(values).any():
         raise ValueError(f"{name}: NaN for {grid.heads[int(np.isnan(values.ravel()).argmax())]}, must be numbers")
     return values.ravel()
+
+
+def named_scorers(subject: Subject, scorers: Iterable[str | Scorer]) -> dict[str, Scorer]:
+    """Return scorers by their names. Raises ValueError, one line, for one that does not fit the model."""
+    chosen: dict[str, Scorer] = {}
+    for scorer in scorers:
+        made = option(scorer, {"scorer": Scorer}) if isinstance(scorer, str) else scorer
+        name = scorer if isinstance(scorer, str) else type(scorer).__name__
+        with naming(name):
+            made.check(len(subject.grid), gated=subject.learned_gates() is not None)
+        if chosen.get(name, made) != made:
+            name = f"{name} {settings_text(made)}"
+        chosen[name] = made
+    return chosen
+
+
+def two_examples(splits: Splits[Any], name: str) -> None:
+    """Raise ValueError for a split of one example."""
+    if (count := len(splits[name])) < 2:
+        raise ValueError(f"{name}: holds {count} example, an interval needs two or more")

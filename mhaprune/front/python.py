@@ -4,10 +4,10 @@ from pathlib import Path
 
 from mhaprune.experiments.results import Results
 from mhaprune.front.command_line import described
+from mhaprune.inputs import Study
 from mhaprune.progress import shown
 from mhaprune.settings.ranges import checked
 from mhaprune.storage.store import RunFolder
-from mhaprune.studies.study import Study
 
 
 @checked

@@ -16,7 +16,7 @@ from mhaprune.settings.ranges import checked
 from mhaprune.settings.refusals import foreign
 from mhaprune.studies.trained import restored
 from mhaprune.tasks.base import Task
-from mhaprune.wrapping.recipes import RECIPE
+from mhaprune.wrapping.removal_file import REMOVAL
 from mhaprune.wrapping.saving import load_folder, save_folder
 
 
@@ -73,7 +73,7 @@ def load(
     """
     with foreign(f"device={device}: not to be had on this machine"):
         torch.empty(0, device=device)
-    if any(os.path.exists(Path(path, name)) for name in ("config.json", RECIPE)):  # Path.exists raises for bad names
+    if any(os.path.exists(Path(path, name)) for name in ("config.json", REMOVAL)):  # Path.exists raises for bad names
         return load_folder(Path(path), trust_remote_code, model).to(device)
     return Loaded(*restored(read(str(path)), device))
 

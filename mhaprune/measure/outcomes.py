@@ -16,9 +16,6 @@ from mhaprune.subject import Batch, DecodesGreedily, Evaluated, Fallback, Outcom
 
 Measured = TypeVar("Measured", bound=Evaluated)
 BATCH_SIZE = 128
-BATCH_OF_MASKS = 32
-"""Number of examples in a pass of many masks. Many masks fill the pass, so few examples are enough, and few examples
-have less padding."""
 
 Replacement = Callable[[Subject, Batch, Tensor], Fallback]
 """A function that takes a subject, a batch and the positions (B,) of its examples in the split. It returns the
@@ -59,8 +56,8 @@ def measure(
 def measure_masks(subject: Subject, examples: Data, gates: Tensor, replacement: Replacement | None = None) -> Outcome:
     """Return the outcome of every example under every row of `gates` (M, N). Each field is (M, E), equal to `measure`
     row by row up to rounding."""
-    order, batches = by_length(examples, BATCH_OF_MASKS)
-    parts, total = [], sum(1 for _ in examples.passes(order, BATCH_OF_MASKS))
+    order, batches = by_length(examples, BATCH_SIZE)
+    parts, total = [], sum(1 for _ in examples.passes(order, BATCH_SIZE))
     for batch, at in track(batches, "batches", total):
         fallback = replacement and replacement(subject, batch, at)
         parts.append(subject.evaluate_masks(batch, gates, fallback))

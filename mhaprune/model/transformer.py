@@ -1,12 +1,12 @@
-"""Our network as a `Subject`, and what makes it fast: many masks at once, and decoding with a cache.
+"""Our network as a `Subject`, with fast decoding.
 
 Dimensions: B = batch, S = source, T = target, U = keys, D = d_model, H = heads of a block, K = head_dim, N = all heads,
 V = vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +14,12 @@ from torch import Tensor, nn
 from mhaprune.attention.gates import GateConfig
 from mhaprune.data import EOS, PAD, Examples, shift_right
 from mhaprune.heads import Block, HeadGrid, Site
-from mhaprune.measure.outcomes import BATCH_SIZE, joined, measure
+from mhaprune.measure.outcomes import BATCH_SIZE, measure
 from mhaprune.model.decoding import Step, attention_step, decode_greedily
-from mhaprune.model.network import AttentionSublayer, EncoderDecoder, Transformer
-from mhaprune.model.shared_prefixes import Branches, depth_first
-from mhaprune.subject import AnswerOutcome, Fallback, Outcome
-from mhaprune.wrapping.blocks import AttentionBlock, block_of
+from mhaprune.model.network import EncoderDecoder, Transformer
+from mhaprune.subject import AnswerOutcome, Outcome
+from mhaprune.wrapping.blocks import UnitBlock, block_of
 from mhaprune.wrapping.gated import GatedModel
-
-TOKENS_AT_ONCE = 2048
-"""The number of tokens that one step of a pass with many masks computes at once: enough to be efficient, few enough for
-the processor's cache."""
-WAITING_BYTES = 2**28
-"""The largest memory of the states in a pass of many masks, in bytes. Masks that need more are run in several
-passes."""
 
 
 class Seq2Seq(EncoderDecoder, GatedModel):
@@ -45,7 +37,7 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         self.names, self.whole = grid.blocks, grid
 
     @cached_property
-    def blocks(self) -> tuple[AttentionBlock, ...]:  # type: ignore[override]
+    def blocks(self) -> tuple[UnitBlock, ...]:  # type: ignore[override]
         """The descriptions of the attention blocks of the network as it was built. They are made at the first use."""
         paths = {module: path for path, module in self.named_modules()}
         sublayers = self.attention_sublayers()
@@ -62,7 +54,7 @@ class Seq2Seq(EncoderDecoder, GatedModel):
     def module(self) -> nn.Module:
         return self
 
-    def with_module(self, module: Self, blocks: Sequence[AttentionBlock]) -> Self:
+    def with_module(self, module: Self, blocks: Sequence[UnitBlock]) -> Self:
         module.blocks = tuple(blocks)
         for remembered in ("grid", "by_name"):
             module.__dict__.pop(remembered, None)
@@ -163,43 +155,3 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         feed_forward = 2 * D * self.config.dim_feedforward
         multiply_adds += feed_forward * (len(self.encoder) * S + len(self.decoder) * T)
         return 2 * len(batch) * multiply_adds
-
-    @torch.no_grad()
-    def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> AnswerOutcome:
-        length = max(batch.source.shape[1], batch.target.shape[1])
-        state_bytes = len(batch) * length * self.config.d_model * self.positions.element_size()
-        parts = []
-        for gates_MN in gates.split(max(1, WAITING_BYTES // state_bytes)):
-            part = [self.positions.new_empty(len(gates_MN), len(batch)) for _ in AnswerOutcome._fields]
-            root = Branches.root(self.embed(self.source_embedding, batch.source), len(gates_MN))
-            steps = self._steps(batch, gates_MN, fallback or {})
-            for end in depth_first(root, steps, max(1, TOKENS_AT_ONCE // (len(batch) * length))):
-                outcomes = AnswerOutcome.of(end.states, batch.target.expand(len(end.states), -1, -1))
-                for values_MB, found_PB in zip(part, outcomes, strict=True):
-                    values_MB[end.masks] = found_PB[end.rows]
-            parts.append(AnswerOutcome(*part))
-        return joined(parts, torch.cat)
-
-    def _steps(self, batch: Examples, gates_MN: Tensor, fallback: Fallback) -> list[Callable[[Branches], Branches]]:
-        """Return the parts of a forward pass, each a function of `Branches`."""
-        gates = {block: gates_MH.double().cpu().numpy() for block, gates_MH in self.grid.split(gates_MN).items()}
-        bias = self.bias(batch.source)
-
-        def attend(sublayer: AttentionSublayer, **how: Any) -> Callable[[Branches], Branches]:
-            return lambda x: x.attend(sublayer, gates[sublayer.block], fallback.get(sublayer.block), **how)
-
-        def apply(function: Callable[[Tensor], Tensor]) -> Callable[[Branches], Branches]:
-            return lambda x: x.apply(function)
-
-        def begin_to_decode(x: Branches) -> Branches:
-            start = self.embed(self.target_embedding, shift_right(batch.target))
-            return x.remember([layer.cross for layer in self.decoder], start)
-
-        steps = []
-        for encoder_layer in self.encoder:
-            steps += [attend(encoder_layer.self_attention, bias=bias), apply(encoder_layer.feed_forward)]
-        steps += [apply(self.encoder_norm), begin_to_decode]
-        for layer in self.decoder:
-            steps += [attend(layer.self_attention, is_causal=True), attend(layer.cross, bias=bias)]
-            steps += [apply(layer.feed_forward)]
-        return [*steps, apply(self.decoder_norm), apply(self.output)]

@@ -56,42 +56,45 @@ def choices(
     scoring: Scoring,
     scorers: Mapping[str, Scorer],
     schedule: Schedule,
-    budgets: Sequence[int],
+    budgets: Sequence[float],
     name: str | None = None,
     draws: int | None = None,
     whole: HeadGrid | None = None,
+    cost: Tensor | None = None,
 ) -> Iterator[Choice]:
     """Yield a choice for each scorer, with a plan for each draw and budget. For a schedule that uses no scores, yield
     one choice under the name of the schedule.
 
-    A budget is a number of heads to remove. `name` is the name of the schedule, by default the name of its option.
-    `draws` is the largest number of draws of a random scorer, by default all. `whole` is the grid before any heads were
-    removed, by default the grid of the subject.
+    A budget is a number of heads to remove, or, given the `cost` of each head (N,), their cost. `name` is the name of
+    the schedule, by default the name of its option. `draws` is the largest number of draws of a random scorer, by
+    default all. `whole` is the grid before any heads were removed, by default the grid of the subject.
     """
     subject, how = scoring.subject, name or option_name(schedule)
 
-    def planned(name: str, draw: int, search: Search, budgets: Sequence[int]) -> list[Plan]:
+    def planned(name: str, draw: int, search: Search, budgets: Sequence[float]) -> list[Plan]:
         return [Plan(name, draw, how, mask) for mask in search(schedule, budgets)]
 
     if schedule.scoring == "none":
-        search = Search(scoring, whole=whole)
+        search = Search(scoring, whole=whole, removal_cost=cost)
         with doing(how):
             plans = planned(how, 0, search, budgets)
         yield Choice(how, how, SEARCH, settings_text(schedule), plans, search.cost)
         return
     for name, scorer in track(scorers.items(), how, name=lambda each: each[0]):
-        kept = [len(subject.grid) - budget for budget in budgets]
-        by_budget = scorers_for(scorer, kept, len(subject.grid), schedule.scoring == "repeated")
+        heads = len(subject.grid)
+        share = 1.0 if cost is None else heads / float(cost.sum())
+        kept = [heads - round(share * budget) for budget in budgets]
+        by_budget = scorers_for(scorer, kept, heads, schedule.scoring == "repeated")
         plans, costs = [], []
         for told in dict.fromkeys(by_budget):
             served = [budget for budget, other in zip(budgets, by_budget, strict=True) if other == told]
             for draw in range(len(scoring(name, told).scores.values))[:draws]:
-                search = Search(scoring, name, told, draw, whole)
+                search = Search(scoring, name, told, draw, whole, cost)
                 plans += planned(name, draw, search, served)
                 costs += [search.cost] if draw == 0 else []
         costs.append(scoring.cost(by_budget))
-        cost = {unit: sum(one[unit] for one in costs) for unit in costs[-1]}
-        yield Choice(name, how, scorer.family, settings_text(scorer), plans, cost)
+        spent = {unit: sum(one[unit] for one in costs) for unit in costs[-1]}
+        yield Choice(name, how, scorer.family, settings_text(scorer), plans, spent)
 
 
 def plans_of(made: Iterable[Choice]) -> list[Plan]:
@@ -158,16 +161,18 @@ class Search:
     """The scorer whose scores the schedule uses; None for a schedule that uses no scores."""
     draw: int = 0
     whole: HeadGrid | None = None
+    removal_cost: Tensor | None = None
+    """See `Evidence.cost`."""
     cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COSTS, 0.0))
     """The cost of the call: passes over the score split, and seconds."""
     refitting: list[Refits] = field(default_factory=list)
 
-    def __call__(self, schedule: Schedule, budgets: Sequence[int]) -> list[HeadMask]:
+    def __call__(self, schedule: Schedule, budgets: Sequence[float]) -> list[HeadMask]:
         if self.scorer is not None:
             self.scoring(self.name, self.scorer)  # now, so that its time does not count as the search's
         start = time.perf_counter()
-        shown = Evidence(self.scoring.subject, self._score, self._loss, self.whole, self._gradients, self._refits)
-        masks = schedule(shown, budgets)
+        known = self.scoring.subject, self._score, self._loss, self.whole, self._gradients, self._refits
+        masks = schedule(Evidence(*known, self.removal_cost), budgets)
         self.cost["seconds"] += time.perf_counter() - start
         for refits in self.refitting:
             self.cost["forward_passes"] += refits.passes * len(refits.fitted) / len(self.scoring.examples)

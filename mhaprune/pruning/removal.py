@@ -50,7 +50,7 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits[Data]) -> Prun
         mask = plan.mask
         to_choose = plan.draw == 0 and mask not in chosen
         if mask not in measured or to_choose:
-            smaller = subject.without(mask)
+            smaller = subject.without(mask, shared=True)
         if mask not in measured:
             equivalence.prove(mask)
             reported[mask] = measure(smaller, splits.report)

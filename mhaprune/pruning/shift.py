@@ -14,12 +14,16 @@ from mhaprune.tables import DENSE, NOTHING, QUALITY, USUAL
 
 
 def shift_table(
-    subject: Subject, splits: Splits[Data], models: Iterable[tuple[Mapping[Any, Any], Subject]]
+    subject: Subject,
+    splits: Splits[Data],
+    models: Iterable[tuple[Mapping[Any, Any], Subject]],
+    calibrated: bool = True,
 ) -> dict[str, pd.DataFrame]:
     """Return the table `shift`, by its name: one row per model and kind of examples, with the quality, and how much
     lower it is than that of the dense model on the same examples. No table without shifts.
 
-    Each model comes with the columns that identify it. The first rows are those of the dense model.
+    Each model comes with the columns that identify it. The first rows are those of the dense model. If `calibrated`,
+    the model's confidence in its answers is measured too: it writes them again.
     """
     kinds = {USUAL: splits.report, **splits.shifts}
     if len(kinds) == 1:
@@ -32,6 +36,6 @@ def shift_table(
             own = outcome if model is whole else measure(model, kinds[kind])
             columns = {name: value for name, value in accuracy_columns(own).items() if name.startswith(QUALITY)}
             drop = drop_columns("drop", own, outcome)
-            columns |= drop | calibration_columns(model, kinds[kind], own)
+            columns |= drop | (calibration_columns(model, kinds[kind], own) if calibrated else {})
             rows.append({**about, "examples_of": kind, "examples": len(own.quality), **columns})
     return {"shift": pd.DataFrame(rows)}

@@ -11,7 +11,8 @@ import pandas as pd
 import torch
 
 from mhaprune.heads import HeadGrid, HeadId
-from mhaprune.recoveries.base import Recovery, RecoveryContext, State
+from mhaprune.inputs import Study
+from mhaprune.recoveries.base import Recovery, State
 from mhaprune.settings.ranges import Ge, Within
 from mhaprune.storage.cache import weights_digest
 
@@ -40,23 +41,23 @@ class FromScratch(Recovery):
     def why_only_ours(self) -> str:
         return "trains as the model was trained"
 
-    def starts_from(self, lesson: RecoveryContext, left: Seq2Seq) -> Any:
-        taught_by = [weights_digest(lesson.dense.module)] if self.distillation else []
-        return [list(left.grid.sizes), lesson.extra_steps, *taught_by]
+    def starts_from(self, study: Study, pruned: Seq2Seq) -> Any:
+        taught_by = [weights_digest(study.subject.module)] if self.distillation else []
+        return [list(pruned.grid.sizes), study.extra_steps, *taught_by]
 
     def __call__(
-        self, lesson: RecoveryContext, left: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
+        self, study: Study, pruned: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Seq2Seq, pd.DataFrame]:
-        sizes = zip(left.grid.blocks, left.grid.sizes, strict=True)
-        grid = HeadGrid(left.grid.blocks, tuple(HeadId(*block, n) for block, size in sizes for n in range(size)))
+        sizes = zip(pruned.grid.blocks, pruned.grid.sizes, strict=True)
+        grid = HeadGrid(pruned.grid.blocks, tuple(HeadId(*block, n) for block, size in sizes for n in range(size)))
         # Far from the seeds that people give to runs: the dense model itself should be no draw.
-        seed = 1_000_003 * (lesson.seed + 1) + draw
+        seed = 1_000_003 * (study.seed + 1) + draw
         torch.manual_seed(seed)
-        vocabulary_size, device = left.output.out_features, left.positions.device
-        model = type(left)(left.config, vocabulary_size, None, grid).to(device)
-        training = replace(lesson.training, steps=lesson.training.steps + lesson.extra_steps)
+        vocabulary_size, device = pruned.output.out_features, pruned.positions.device
+        model = type(pruned)(pruned.config, vocabulary_size, None, grid).to(device)
+        training = replace(study.training, steps=study.training.steps + study.extra_steps)
         objective = None
         if self.distillation:
-            objective = partial(training.distil, teacher=lesson.dense, share=self.distillation)
-        splits = lesson.splits
+            objective = partial(training.distil, teacher=study.subject, share=self.distillation)
+        splits = study.splits
         return model, training(model, splits.train, splits.valid, None, seed, state, save, objective)

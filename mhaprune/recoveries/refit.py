@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import pandas as pd
 
 from mhaprune.data import WIDER
-from mhaprune.recoveries.base import HISTORY, Left, Recovery, RecoveryContext, State, left_digest
+from mhaprune.inputs import Study
+from mhaprune.recoveries.base import HISTORY, Pruned, Recovery, State, pruned_digest
 from mhaprune.recoveries.refitting import RefitTargets, refit, show
 from mhaprune.settings.ranges import Ge
 
@@ -55,22 +56,22 @@ class Refit(Recovery):
     def reads_wider(self) -> bool:
         return self.wider
 
-    def starts_from(self, lesson: RecoveryContext, left: Left) -> Any:
-        return left_digest(left)
+    def starts_from(self, study: Study, pruned: Pruned) -> Any:
+        return pruned_digest(pruned)
 
     def __call__(
-        self, lesson: RecoveryContext, left: Left, draw: int, state: State | None, save: Callable[[State], None]
-    ) -> tuple[Left, pd.DataFrame]:
-        shown = lesson.once(("refit", self.examples, self.wider), lambda: self._targets(lesson))
-        model = refit(left, shown, self.ridge, self.feed_forward, self.by_head)
+        self, study: Study, pruned: Pruned, draw: int, state: State | None, save: Callable[[State], None]
+    ) -> tuple[Pruned, pd.DataFrame]:
+        targets = study.once(("refit", self.examples, self.wider), lambda: self._targets(study))
+        model = refit(pruned, targets, self.ridge, self.feed_forward, self.by_head)
         return model, pd.DataFrame(columns=HISTORY)
 
-    def _targets(self, lesson: RecoveryContext) -> RefitTargets:
-        train, others = lesson.splits.train, lesson.splits.given.get(WIDER)
+    def _targets(self, study: Study) -> RefitTargets:
+        train, others = study.splits.train, study.splits.given.get(WIDER)
         if not self.wider:
-            return show(lesson.dense, train[: self.examples])
+            return show(study.subject, train[: self.examples])
         assert others is not None, "refused before"
         half = self.examples // 2
-        usual, other = (show(lesson.dense, part) for part in (train[: self.examples - half], others[:half]))
+        usual, other = (show(study.subject, part) for part in (train[: self.examples - half], others[:half]))
         streams = [[*first, *second] for first, second in zip(usual.streams, other.streams, strict=True)]
         return RefitTargets([*usual.batches, *other.batches], streams)

@@ -60,7 +60,7 @@ def show(dense: Subject, data: Data, batch_size: int = BATCH_SIZE) -> RefitTarge
 
 @torch.no_grad()
 def refit(
-    left: Fitted, shown: RefitTargets, ridge: float = RIDGE, feed_forward: bool = True, by_head: bool = False
+    pruned: Fitted, shown: RefitTargets, ridge: float = RIDGE, feed_forward: bool = True, by_head: bool = False
 ) -> Fitted:
     """Return a copy whose residual stream follows that of the dense model, at the cost of one pass and one solution per
     map.
@@ -70,7 +70,7 @@ def refit(
         ‖A W + b − (y − x)‖² + ridge · mean(diag AᵀA) · ‖W − W_old‖²
 
     over all tokens. y is the dense model's residual stream after the sublayer; x is the pruned model's stream before
-    it, and A the input of the map. W_old is the map that the removal left. In W_O the learned gates are folded, so the
+    it, and A the input of the map. W_old is the map after the removal. In W_O the learned gates are folded, so the
     ridge acts on weights times gates. A sublayer also corrects the errors that remain from the sublayers before it. The
     bias of a block without heads becomes the mean of y − x.
 
@@ -78,7 +78,7 @@ def refit(
 
     All batches go forward together. Raises `Diverged` if a stream is not finite.
     """
-    model = left.copied()
+    model = pruned.copied()
     walk = zip(model.last_maps(shown.batches), shown.streams, strict=True)
     for each, wanted in track(walk, "sublayers", len(shown.streams)):
         if each.heads is None and not feed_forward:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import math
@@ -10,15 +9,15 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import hydra
 import torch
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from hydra.core.utils import configure_log
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -35,6 +34,28 @@ Values = Callable[[DictConfig, Sequence[str]], dict[str, Any]]
 """A function that takes a config and the overrides that made it, and returns the config as plain values."""
 
 
+class NoCallbacks:
+    """Stands for the callbacks of Hydra, which see single runs only."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if not name.startswith("on_"):
+            raise AttributeError(name)
+        return lambda **given: None
+
+
+def composed_sweep(arguments: Sequence[str]) -> DictConfig:
+    """Return the settings of a sweep. Those with several values keep their default; all stand in `hydra.overrides`."""
+    overrides = OverridesParser.create().parse_overrides(list(arguments))
+    single = [str(one.input_line) for one in overrides if not one.is_sweep_override()]
+    config = hydra.compose("config", overrides=[*single, "hydra.mode=MULTIRUN"], return_hydra_config=True)
+    with open_dict(config):
+        config.hydra.overrides.task = [
+            str(one.input_line) for one in overrides if one.key_or_group.split("/")[0].split(".")[0] != "hydra"
+        ]
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    return config
+
+
 class HydraLauncher:
     """Composes the settings of jobs and starts the jobs, with the launcher that Hydra's settings name."""
 
@@ -45,11 +66,9 @@ class HydraLauncher:
         self.parser = OverridesParser.create(config_loader=loader)
         self.seen: list[list[str]] = []
         """The model settings of the jobs that were checked so far."""
-        self.is_group = functools.cache(lambda key: bool(loader.get_group_options(key)))
-        self.with_options = functools.cache(self._with_options)
 
     def identity(self, job: Job) -> str:
-        return str(build(self.values(self._composed(job.overrides), job.overrides)).identity["run"])
+        return str(build(self._values_of(job)).identity["run"])
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that would be refused. A pretrained model is read only the first time."""
@@ -58,7 +77,7 @@ class HydraLauncher:
         model = [one for one in job.overrides if re.split(r"[.=@]", one.lstrip("+~"))[0] in groups]
         again = model in self.seen
         self.seen.append(model)
-        check(self.values(self._composed(job.overrides), job.overrides), again)
+        check(self._values_of(job), again)
 
     def start(self, jobs: Sequence[Job], starts: int) -> None:
         settings = self.config.hydra.launcher
@@ -69,22 +88,16 @@ class HydraLauncher:
                 start_ray(settings.ray.init)
         if "n_jobs" in settings:
             _end_workers_of_joblib_with_this_process()
-        context = HydraContext(config_loader=self.loader, callbacks=Callbacks())
-        does = Plugins.instance().instantiate_launcher(context, functools.partial(self.task, start=starts), self.config)
+        task = functools.partial(self.task, start=starts)
+        context = HydraContext(config_loader=self.loader, callbacks=cast(Any, NoCallbacks()))
+        does = Plugins.instance().instantiate_launcher(context, task, self.config)
         place = f"hydra.sweep.dir={_quoted(str(self.root))}"
         does.launch([[*job.overrides, place, f"hydra.sweep.subdir={_quoted(job.name)}"] for job in jobs], 0)
 
-    def _composed(self, overrides: Sequence[str]) -> DictConfig:
-        """Compose settings as Hydra does, but read the YAML files, which is slow, once per choice of options."""
-        given = self.parser.parse_overrides(list(overrides))
-        options = [one for one in given if self.is_group(one.key_or_group) and not isinstance(one.value(), dict)]
-        own = copy.deepcopy(self.with_options(*(str(one.input_line) for one in options)))
-        ConfigLoaderImpl._apply_overrides_to_config([one for one in given if one not in options], own)
-        return own
-
-    def _with_options(self, *options: str) -> DictConfig:
-        whole = self.loader.load_sweep_config(self.config, list(options))
-        return OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
+    def _values_of(self, job: Job) -> dict[str, Any]:
+        composed = self.loader.load_sweep_config(self.config, list(job.overrides))
+        own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+        return self.values(own, job.overrides)
 
 
 def launch(

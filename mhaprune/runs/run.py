@@ -11,6 +11,7 @@ import torch
 from mhaprune.attention.gates import GateConfig
 from mhaprune.experiments.base import Experiment, Setup
 from mhaprune.experiments.results import Results, present
+from mhaprune.inputs import Study
 from mhaprune.model.checkpoint import SavedModel, load
 from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training
@@ -27,8 +28,8 @@ from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings
 from mhaprune.storage.cache import code_of
 from mhaprune.storage.store import RunFolder, as_json, fingerprint
 from mhaprune.studies.pretrained import Pretrained, PretrainedSource
-from mhaprune.studies.study import Source, Study
-from mhaprune.studies.trained import Recipe, parts_of
+from mhaprune.studies.source import Source
+from mhaprune.studies.trained import TrainedSource, parts_of
 from mhaprune.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class Run(Checked):
         if self.device not in allowed:
             raise ValueError(f"device={self.device}: not to be had on this machine, allowed is {' or '.join(allowed)}")
         kind = option_name(self.experiment)
-        if self.experiment.needs_training and not isinstance(self.source, Recipe):
+        if self.experiment.needs_training and not isinstance(self.source, TrainedSource):
             raise ValueError(
                 f"experiment={kind}: looks into mhaprune's own model, which it trains, so it needs model=transformer;"
                 " experiment=ablate studies any model"
@@ -207,7 +208,7 @@ class Run(Checked):
                     " choose one with task=; model=hf reads data"
                 )
         own = {name: getattr(self, name) for name in ("task", "model", "training", "gate", "model_file", "shift")}
-        return Recipe(**own, **where, example=self._symbols)
+        return TrainedSource(**own, **where, example=self._symbols)
 
     @cached_property
     def _symbols(self) -> list[str] | None:

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Annotated, Any, Literal
 
 from torch import Tensor
@@ -16,6 +15,9 @@ from mhaprune.heads import Block, HeadGrid, HeadId, HeadMask
 from mhaprune.progress import track
 from mhaprune.settings.ranges import Checked, Ge
 from mhaprune.subject import Subject
+
+ROUNDING = 1e-6
+"""The most by which the sum of costs may miss a budget."""
 
 
 def not_given(*_: object) -> Any:
@@ -42,11 +44,35 @@ class Evidence:
     """A function that returns the derivative of the loss of every example with respect to every gate, (E, N)."""
     refits: Callable[[int], Any] = not_given
     """A function that returns a `pruning.plans.Refits` for a given number of examples."""
+    cost: Tensor | None = None
+    """The cost of every head of the subject, (N,), in the unit of the budgets; None for 1 each, so that budgets are
+    numbers of heads."""
+
+    def costs(self) -> dict[HeadId, float]:
+        """Return the cost of every head of the subject."""
+        grid = self.subject.grid
+        return dict.fromkeys(grid, 1.0) if self.cost is None else dict(zip(grid, self.cost.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
 class Schedule(Checked, ABC):
-    """A method that chooses heads to remove."""
+    """A method that chooses heads to remove. Most schedules remove one head after the other: they are `Stepwise`.
+
+    >>> @dataclass(frozen=True)
+    ... class LastFirst(Stepwise):
+    ...     '''The last head of the model is removed first.'''
+    ...
+    ...     scoring = "none"
+    ...
+    ...     def path(self, evidence):
+    ...         mask = HeadMask(evidence.subject.grid)
+    ...         yield mask
+    ...         while heads := self.removable(evidence, mask):
+    ...             mask = mask.without(heads[-1])
+    ...             yield mask
+    >>> [str(head) for head in heads.mask(keep=2, by=LastFirst()).kept]
+    ['attention.0.0', 'attention.0.1']
+    """
 
     @property
     @abstractmethod
@@ -63,8 +89,8 @@ class Schedule(Checked, ABC):
         """Return the mask with the most heads removed that the schedule allows."""
 
     @abstractmethod
-    def __call__(self, evidence: Evidence, budgets: Sequence[int]) -> list[HeadMask]:
-        """Return one mask per budget, a number of heads to remove from the subject."""
+    def __call__(self, evidence: Evidence, budgets: Sequence[float]) -> list[HeadMask]:
+        """Return one mask per budget, the cost of the heads to remove from the subject: see `Evidence.cost`."""
 
 
 def all_but(keep_at_least: int | Mapping[Block, int], grid: HeadGrid) -> HeadMask:
@@ -100,13 +126,45 @@ class Stepwise(Schedule):
     def smallest(self, grid: HeadGrid) -> HeadMask:
         return all_but(self.keep_at_least, grid)
 
-    def __call__(self, evidence: Evidence, budgets: Sequence[int]) -> list[HeadMask]:
-        """Return a mask for each budget. Raises ValueError for a budget that is too large."""
-        smallest, most = self.smallest(evidence.subject.grid), max(budgets, default=0)
-        if most > len(smallest.removed):
-            raise ValueError(f"budgets={most}: cannot be met, {len(smallest.kept)} heads must stay")
-        masks = list(islice(track(self.path(evidence), "choosing heads", most + 1), most + 1))
+    def __call__(self, evidence: Evidence, budgets: Sequence[float]) -> list[HeadMask]:
+        """Return for each budget the first mask that removes as much. Raises ValueError for a budget that is too
+        large."""
+        cost = evidence.costs()
+        most = self._most(evidence, budgets)
+        masks: dict[float, HeadMask] = {}
+        for mask in track(self.path(evidence), "choosing heads", len(self.smallest(evidence.subject.grid).removed) + 1):
+            removed = sum(cost[head] for head in mask.removed)
+            masks |= {budget: mask for budget in budgets if budget not in masks and removed >= budget - ROUNDING}
+            if removed >= most - ROUNDING:
+                break
         return [masks[budget] for budget in budgets]
+
+    def _most(self, evidence: Evidence, budgets: Sequence[float]) -> float:
+        """Return the largest budget. Raises ValueError if it is too large."""
+        smallest, most, cost = self.smallest(evidence.subject.grid), max(budgets, default=0), evidence.costs()
+        if most > sum(cost[head] for head in smallest.removed) + ROUNDING:
+            raise ValueError(f"budgets={most:g}: cannot be met, {len(smallest.kept)} heads must stay")
+        return most
+
+    def weakest_first(self, evidence: Evidence, mask: HeadMask, score: Mapping[HeadId, float]) -> Iterator[HeadId]:
+        """Yield the heads that may be removed from a mask one after the other, those with the lowest score per cost
+        first; of equal ones, the first in the grid."""
+        cost, left = evidence.costs(), Counter(head.block for head in mask.kept)
+        ordered = sorted(mask.kept, key=lambda head: score[head] / cost[head])
+        place = {head: n for n, head in enumerate(ordered)}
+        queues: dict[Block, list[HeadId]] = {block: [] for block in left}
+        for head in reversed(ordered):  # so that the next one of a block is its last
+            queues[head.block].append(head)
+        whole = evidence.whole or mask.grid
+        sizes = dict(zip(whole.blocks, whole.sizes, strict=True))
+        while spare := [block for block in left if left[block] > least_in(block, self.keep_at_least)]:
+            if self.scope == "per_block":
+                most_left = max(left[block] / sizes[block] for block in spare)
+                spare = [block for block in spare if left[block] / sizes[block] == most_left]
+            head = min((queues[block][-1] for block in spare), key=place.__getitem__)
+            queues[head.block].pop()
+            left[head.block] -= 1
+            yield head
 
     def removable(self, evidence: Evidence, mask: HeadMask) -> list[HeadId]:
         """Return the heads that may be removed next, in the order of the grid."""

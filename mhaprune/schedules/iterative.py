@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated
 
 from mhaprune.heads import HeadMask
@@ -29,7 +30,6 @@ class Iterative(Stepwise):
         while self.removable(evidence, mask):
             left = evidence.subject.without(mask) if mask.removed else evidence.subject
             score = dict(zip(mask.kept, evidence.score(left).tolist(), strict=True))
-            for _ in range(self.every):
-                if candidates := self.removable(evidence, mask):
-                    mask = mask.without(min(candidates, key=score.__getitem__))
-                    yield mask
+            for head in islice(self.weakest_first(evidence, mask, score), self.every):
+                mask = mask.without(head)
+                yield mask

@@ -85,6 +85,20 @@ class Scorer(Checked, ABC):
 
     Facts about a scorer are attributes of its class, so that no other module lists scorers by name. A `Budgeted` scorer
     must know how many heads are kept; `TrainedGates` are trained.
+
+    >>> @dataclass(frozen=True)
+    ... class Peak(Scorer):
+    ...     '''The largest weight that reads the head.'''
+    ...
+    ...     reads_examples = False
+    ...     power: float = 1.0
+    ...     '''The exponent of the largest weight.'''
+    ...
+    ...     def __call__(self, subject, examples, seed):
+    ...         peaks = [weights.abs().amax(dim=(1, 2)) for weights in subject.output_weights().values()]
+    ...         return Scores(torch.cat(peaks).detach()[None] ** self.power)
+    >>> sorted(heads.score(Peak(power=2.0))["rank"])
+    [1, 2, 3, 4, 5, 6, 7, 8]
     """
 
     family: ClassVar[str] = "other"

@@ -40,10 +40,11 @@ class Scoring:
     def __call__(self, name: str, scorer: Scorer) -> ScorerResult:
         """Return the scores of a scorer. Raises ValueError, with the name of the scorer, if the scorer refuses the
         model or if a score is not finite."""
-        scorer = self._definite(scorer)
-        if scorer not in self._done:
-            with naming(name), doing(name):
-                self._done[scorer] = self._scored(scorer)
+        with naming(name):
+            scorer = self._definite(scorer)
+            if scorer not in self._done:
+                with doing(name):
+                    self._done[scorer] = self._scored(scorer)
         return self._done[scorer]
 
     def cost(self, scorers: Iterable[Scorer]) -> dict[str, float]:

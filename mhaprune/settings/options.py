@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin
 
@@ -32,27 +32,50 @@ class ConfigError(ValueError):
 
 
 def option(name: str, groups: Mapping[str, type]) -> Any:
-    """Return the named option of one of these groups. `groups` maps each group to the class of its options.
+    """Return the named option of one of these groups, also of a plug-in. `groups` maps each group to the class of its
+    options.
 
     Raises ValueError for an unknown name, with the nearest known one.
     """
     files = {path.stem: path for group in groups for path in sorted((conf_folder() / group).glob("*.yaml"))}
-    if name not in files:
+    if name in files:
+        group = files[name].parent.name
+        return build(groups[group], settings_of(group, name), f"{group}.{name}")
+    found = (each for package in allowed() if package != "mhaprune" for each in options_of(package, groups, ()))
+    others: dict[str, tuple[str, Settings]] = {}
+    others |= {other: (group, content.get(group, content)) for group, other, _, content in found if group in groups}
+    if name not in others:
         kinds = " or ".join(groups)
-        raise ValueError(f"{'/'.join(groups)}={name}: no such {kinds}, {did_you_mean(name, files)}")
-    group = files[name].parent.name
-    return build(groups[group], settings_of(group, name), f"{group}.{name}")
+        raise ValueError(f"{'/'.join(groups)}={name}: no such {kinds}, {did_you_mean(name, [*files, *others])}")
+    group, settings = others[name]
+    return build(groups[group], settings, f"{group}.{name}")
 
 
 def settings_of(group: str, name: str) -> Settings:
     """Return the settings in the YAML of an option, added to the settings of the option that it starts from."""
-    content = yaml.safe_load((conf_folder() / group / f"{name}.yaml").read_text()) or {}
-    settings = dict(content.get(group, content))
-    inherited: Settings = {}
-    for entry in settings.pop("defaults", ()):
+    path = conf_folder() / group / f"{name}.yaml"
+    if not path.exists():
+        raise ConfigError(f"{group}={name}: no such option to start from")
+    content = yaml.safe_load(path.read_text()) or {}
+    return _with_start(content.get(group, content), partial(settings_of, group))
+
+
+def _with_start(settings: Settings, find: Callable[[str], Settings]) -> Settings:
+    """Return these settings, added to those of the options that they start from. `find` returns them by name."""
+    start: Settings = {}
+    for entry in settings.get("defaults", ()):
         if isinstance(entry, str) and entry != "_self_":
-            inherited = settings_of(group, entry.partition("@")[0])
-    return inherited | settings
+            start = _merged(start, find(entry.partition("@")[0]))
+    return _merged(start, {name: value for name, value in settings.items() if name != "defaults"})
+
+
+def _merged(settings: Settings, changes: Settings) -> Settings:
+    """Return the settings with these changes. A mapping is changed key by key, as Hydra does it."""
+    merged = dict(settings)
+    for name, value in changes.items():
+        both = isinstance(value, dict) and isinstance(settings.get(name), dict)
+        merged[name] = _merged(settings[name], value) if both else value
+    return merged
 
 
 def options_of(
@@ -60,31 +83,40 @@ def options_of(
 ) -> Iterator[tuple[str, str, str | None, Settings]]:
     """Find the options of a plug-in.
 
-    Each option is a YAML in the folder `conf` of the plug-in, or only a class. Yield its group, its name, the place of
-    its settings in the config (None: the name of the group), and its settings, with defaults for fields that the YAML
-    leaves out. `groups` maps each group to the class of its options; a run may have more than one option of the groups
-    `several`.
+    Each option is a class, or a YAML in the folder `conf` of the plug-in; a YAML with the name of a class replaces it.
+    Yield its group, its name, the place of its settings in the config (None: the name of the group), and its settings,
+    with defaults for fields that are left out. `groups` maps each group to the class of its options; a run may have
+    more than one option of the groups `several`.
     """
-    with_yaml = set()
-    for folder in getattr(importlib.import_module(package), "__path__", ()):
-        for path in sorted(Path(folder, "conf").glob("*/*.yaml")):
-            text, group = path.read_text(), path.parent.name
-            content = yaml.safe_load(text) or {}
-            header = re.match(r"# @package ([\w.]+)\n", text)
-            own = content[group] if group in content and "_target_" not in content else content
-            if group in groups and "_target_" in own:
-                with_yaml.add(own["_target_"])
-                filled = completed(groups[group], own, f"{group}.{path.stem}")
-                content = content | {group: filled} if own is not content else content | filled
-            yield group, path.stem, header and header[1], content
+    found: dict[tuple[str, str], tuple[str | None, Settings]] = {}
     for module in modules(package):
         for cls in vars(module).values():
-            kind = _group_of(cls, module.__name__, groups)
-            named = {"_target_": f"{module.__name__}.{getattr(cls, '__name__', '')}"}
-            if kind is not None and named["_target_"] not in with_yaml:
+            if (group := _group_of(cls, module.__name__, groups)) is not None:
                 name = _snake(cls.__name__)
-                place = f"{kind}.{name}" if kind in several else None
-                yield kind, name, place, completed(groups[kind], named, f"{kind}.{name}")
+                place = f"{group}.{name}" if group in several else None
+                found[group, name] = place, {"_target_": f"{module.__name__}.{cls.__name__}"}
+    for folder in getattr(importlib.import_module(package), "__path__", ()):
+        for path in sorted(Path(folder, "conf").glob("*/*.yaml")):
+            text = path.read_text()
+            header = re.match(r"# @package ([\w.]+)\n", text)
+            found[path.parent.name, path.stem] = header and header[1], yaml.safe_load(text) or {}
+
+    def filled(group: str, name: str) -> Settings:
+        if (group, name) not in found:
+            return settings_of(group, name)
+        _, content = found[group, name]
+        if group not in groups:
+            return content
+        nested = group in content and "_target_" not in content
+        own = content[group] if nested else content
+        if all(isinstance(entry, str) for entry in own.get("defaults", ())):  # others choose options: left to Hydra
+            own = _with_start(own, partial(filled, group))
+        if "_target_" in own:
+            own = completed(groups[group], own, f"{group}.{name}")
+        return content | {group: own} if nested else own
+
+    for (group, name), (place, _) in found.items():
+        yield group, name, place, filled(group, name)
 
 
 def _group_of(cls: object, module: str, groups: Mapping[str, type]) -> str | None:

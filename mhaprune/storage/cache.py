@@ -1,4 +1,4 @@
-"""The cache of slow results, such as trained models. The key of a result is its recipe: all facts that decide it. So no
+"""The cache of slow results, such as trained models. The key of a result is its key: all facts that decide it. So no
 result is computed twice."""
 
 import importlib.util
@@ -34,7 +34,7 @@ SLOW = 1.0
 
 
 class Cache:
-    """Files named after the recipe that made them. They contain the recipe too, so that a foreign file is noticed.
+    """Files named after the key that made them. They contain the key too, so that a foreign file is noticed.
 
     A read-only folder can still be used for reading.
     """
@@ -44,47 +44,47 @@ class Cache:
         if not self.folder.is_dir():
             make_folder("cache", self.folder)
 
-    def get(self, kind: str, recipe: dict[str, Any], make: Make) -> dict[str, Any]:
+    def get(self, kind: str, key: dict[str, Any], make: Make) -> dict[str, Any]:
         """Return the result of `make`, from the file if there is one.
 
         Otherwise `make(state, save)` is called: `state` is the last one that an interrupted call passed to `save`, or
-        None. A result or state consists of plain containers and tensors. A second process that wants the same recipe
+        None. A result or state consists of plain containers and tensors. A second process that wants the same key
         waits for the first.
         """
-        path = self.folder / f"{kind}-{fingerprint(recipe)}.pt"
+        path = self.folder / f"{kind}-{fingerprint(key)}.pt"
         partial = path.with_suffix(".partial.pt")
         with suppress(OSError, Damaged):  # a damaged file is handled below, under the lock
-            return _from_cache(kind, path, _load(path, recipe))
+            return _from_cache(kind, path, _load(path, key))
         make_folder("cache", self.folder)
         with locked(path.with_suffix(".lock")):
-            if (already := _load_or_set_aside(path, recipe)) is not None:
+            if (already := _load_or_set_aside(path, key)) is not None:
                 return _from_cache(kind, path, already)
-            state = _load_or_set_aside(partial, recipe)
+            state = _load_or_set_aside(partial, key)
             if state is not None:
                 log.info("%s: goes on from the interrupted one, %s", kind, partial)
 
             def save(state: dict[str, Any]) -> None:
-                _keep(partial, recipe, state)
+                _keep(partial, key, state)
 
             start = time.monotonic()
             content = make(state, save)
-            if _keep(path, recipe, content):
+            if _keep(path, key, content):
                 log.info("%s: made in %.0f s and kept, %s", kind, time.monotonic() - start, path)
                 partial.unlink(missing_ok=True)
             return content
 
-    def get_slow(self, kind: str, recipe: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def get_slow(self, kind: str, key: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the result of `make`, from the file if there is one: for calls that are many, some of them short.
 
         Nothing waits for another process, and a result that took less than `SLOW` seconds is not kept.
         """
-        path = self.folder / f"{kind}-{fingerprint(recipe)}.pt"
-        if (already := _load_or_set_aside(path, recipe)) is not None:
+        path = self.folder / f"{kind}-{fingerprint(key)}.pt"
+        if (already := _load_or_set_aside(path, key)) is not None:
             return already
         start = time.monotonic()
         content = make()
         if time.monotonic() - start >= SLOW:
-            _keep(path, recipe, content)
+            _keep(path, key, content)
         return content
 
     def about(self, model: dict[str, Any]) -> Remember:
@@ -108,7 +108,7 @@ def data_digest(examples: Data) -> str:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Return a fingerprint of the weights of a model. The recipe of the model is not enough, because it may give
+    """Return a fingerprint of the weights of a model. The key of the model is not enough, because it may give
     different bits on another machine."""
     return fingerprint([tensor_digest(value) for value in model.state_dict().values()])
 
@@ -167,31 +167,31 @@ def _from_cache(kind: str, path: Path, content: dict[str, Any]) -> dict[str, Any
     return content
 
 
-def _keep(path: Path, recipe: dict[str, Any], content: dict[str, Any]) -> bool:
+def _keep(path: Path, key: dict[str, Any], content: dict[str, Any]) -> bool:
     """Write the file. If this fails, for example on a full disk, warn and return False; the result itself is not
     lost."""
     try:
-        write_bytes(path, sealed({"recipe": recipe, "content": content}))
+        write_bytes(path, sealed({"key": key, "content": content}))
     except OSError as error:
         log.warning("%s: not kept (%s), so it will be made again", path, error.strerror)
         return False
     return True
 
 
-def _load(path: Path, recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a file. Raises Damaged if the file has changed or was made by another recipe."""
+def _load(path: Path, key: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a file. Raises Damaged if the file has changed or was made by another key."""
     stored = opened(read_bytes(path))
-    if not isinstance(stored, dict) or set(stored) != {"recipe", "content"} or stored["recipe"] != recipe:
-        raise Damaged("made by another recipe")
+    if not isinstance(stored, dict) or set(stored) != {"key", "content"} or stored["key"] != key:
+        raise Damaged("made by another key")
     content: dict[str, Any] = stored["content"]
     return content
 
 
-def _load_or_set_aside(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
+def _load_or_set_aside(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     """Return the content of the file; None if there is no file. A damaged file is renamed, with a warning, and None is
     returned."""
     try:
-        return _load(path, recipe)
+        return _load(path, key)
     except FileNotFoundError:
         return None
     except (OSError, Damaged) as error:

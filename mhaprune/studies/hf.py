@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.settings.refusals import foreign
-from mhaprune.studies.pretrained import Objective, Pretrained, PretrainedModel, batched, chosen, tokens_of
+from mhaprune.studies.pretrained import Judges, Pretrained, PretrainedModel, batched, chosen, tokens_of
 from mhaprune.studies.texts import LABEL, TARGET, Row, in_splits, read_rows
 from mhaprune.wrapping import losses
 from mhaprune.wrapping.batches import IGNORED
@@ -29,14 +29,14 @@ def probabilities(output: Any, batch: Any) -> Tensor:
 
 
 DRIFT, LIKELIHOOD, CLASSIFICATION = "drift", "likelihood", "classification"
-OBJECTIVES: dict[str, dict[str, Objective]] = {
-    "feature-extraction": {DRIFT: Objective(losses.drift)},
+OBJECTIVES: dict[str, dict[str, Judges]] = {
+    "feature-extraction": {DRIFT: (losses.drift, None)},
     "sequence-classification": {
-        CLASSIFICATION: Objective(losses.classification, losses.accuracy),
-        DRIFT: Objective(losses.Drift(probabilities)),
+        CLASSIFICATION: (losses.classification, losses.accuracy),
+        DRIFT: (losses.Drift(probabilities), None),
     },
-    "causal-lm": {LIKELIHOOD: Objective(losses.language_model, losses.next_token_accuracy)},
-    "seq2seq-lm": {LIKELIHOOD: Objective(losses.seq2seq, losses.token_accuracy)},
+    "causal-lm": {LIKELIHOOD: (losses.language_model, losses.next_token_accuracy)},
+    "seq2seq-lm": {LIKELIHOOD: (losses.seq2seq, losses.token_accuracy)},
 }
 """The possible objectives of each task, the usual one first."""
 
@@ -83,7 +83,7 @@ def model_with_texts(
     folder: Folder,
     task: str,
     name: str,
-    objective: Objective,
+    objective: Judges,
     rows: Mapping[str, Sequence[Row]],
     model: Pretrained,
     packages: Sequence[str] = (),

@@ -17,20 +17,20 @@ from torch import nn
 
 from mhaprune.data import SPLITS, Splits
 from mhaprune.heads import HeadGrid
+from mhaprune.inputs import Study
 from mhaprune.recoveries.base import Recovery
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option_name
 from mhaprune.settings.ranges import Checked, Ge
-from mhaprune.storage.cache import Cache, Remember, data_digest, no_memory, sources, weights_digest
+from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
 from mhaprune.storage.store import fingerprint
-from mhaprune.studies.study import Source, Study
+from mhaprune.studies.source import Source
 from mhaprune.tables import USUAL
 from mhaprune.tasks.base import SplitSize
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import Unsupported
 from mhaprune.wrapping.losses import Judge
 from mhaprune.wrapping.saving import make_plain, save_folder
-from mhaprune.wrapping.training import FINE_TUNING
 from mhaprune.wrapping.wrap import ModelWithData, understand
 from mhaprune.wrapping.wrapped import WrappedModel
 
@@ -74,12 +74,8 @@ class Pretrained(Checked, ABC):
         return sizes | ({"train": self.train} if self.train else {})
 
 
-class Objective(NamedTuple):
-    """A loss and a quality, see `wrapping.losses`."""
-
-    loss: Judge
-    quality: Judge | None = None
-    """None means the usual quality for this loss."""
+Judges = tuple[Judge, Judge | None]
+"""A loss and a quality, see `wrapping.losses`; None for the usual quality of this loss."""
 
 
 class PretrainedModel(NamedTuple):
@@ -88,7 +84,7 @@ class PretrainedModel(NamedTuple):
     model: nn.Module
     splits: Mapping[str, Sequence[Any]]
     """The batches of `score`, `choose`, `report` and, if recoveries have texts of their own, `train`."""
-    objective: Objective
+    objective: Judges
     facts: Mapping[str, str]
     """The names of the task and the objective, as columns that identify runs."""
     packages: Sequence[str]
@@ -213,7 +209,7 @@ class PretrainedSource(Source):
 
     def study(self, facts: Mapping[str, Any]) -> Study:
         torch.set_num_threads(self.num_threads)
-        recipe = {
+        key = {
             **self._content,
             "heads": list(map(str, self.grid)),
             "sources": sources("mhaprune.attention", "mhaprune.wrapping"),
@@ -221,23 +217,10 @@ class PretrainedSource(Source):
             "device": torch.device(self.device).type,
             "torch": str(torch.__version__),
         }
-        study, read = study_of(self.heads, Cache(self.cache).about(recipe)), self.loaded.tokens
+        study, read = Study.of(self.heads, Cache(self.cache).about(key)), self.loaded.tokens
         if self.model.save:
             study = replace(study, saved=files_of)
         return study if read is None else replace(study, tokens=lambda batch: read(batch.as_given()))
-
-
-def study_of(model: ModelWithData, remember: Remember = no_memory) -> Study:
-    """Return the input of an experiment for a wrapped model. By default nothing is cached."""
-    return Study(
-        subject=model.subject,
-        whole_grid=model.grid,
-        splits=model.splits,
-        training=FINE_TUNING,
-        seed=model.seed,
-        remember=remember,
-        words=model.words,
-    )
 
 
 def files_of(name: str, model: WrappedModel, steps: int = 0) -> dict[str, bytes]:
@@ -269,7 +252,7 @@ def batched(rows: Sequence[Any]) -> list[Sequence[Any]]:
     return [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
 
 
-def chosen(objective: str | None, known: Mapping[str, Objective], whose: str) -> tuple[str, Objective]:
+def chosen(objective: str | None, known: Mapping[str, Judges], whose: str) -> tuple[str, Judges]:
     """Return the name and value of `objective` in `known`, by default the first. Raises ValueError for an unknown
     name."""
     name = objective or next(iter(known))

@@ -13,6 +13,7 @@ import torch
 from mhaprune.attention.gates import GateConfig
 from mhaprune.data import WIDER, Examples, Splits
 from mhaprune.heads import HeadGrid
+from mhaprune.inputs import Study
 from mhaprune.model.checkpoint import SavedModel, load, restore, to_bytes
 from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training
@@ -23,7 +24,7 @@ from mhaprune.settings import options
 from mhaprune.settings.options import describe, option_name
 from mhaprune.settings.refusals import BROUGHT, foreign
 from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
-from mhaprune.studies.study import Source, Study, Trained
+from mhaprune.studies.source import Source
 from mhaprune.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ COMPUTES = tuple(f"mhaprune.{room}" for room in ("heads", "data", "subject", "at
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(Source):
+class TrainedSource(Source):
     """All settings that decide the model: how to train it, or the file to load it from. Nothing is computed yet."""
 
     task: Task
@@ -127,7 +128,7 @@ class Recipe(Source):
         else:
             network = restore(saved, self.model, len(self.task.vocabulary), self.gate, self.device)
             history, with_what = pd.DataFrame(saved.history), saved.facts.get(TRAINED_WITH, {})
-        recipe = self._recipe(splits) | {"weights": weights_digest(network), "heads": list(map(str, network.grid))}
+        key = self._key(splits) | {"weights": weights_digest(network), "heads": list(map(str, network.grid))}
 
         steps_since = 0 if saved is None else saved.steps_since
 
@@ -143,15 +144,14 @@ class Recipe(Source):
             whole_grid=HeadGrid.full(self.model.blocks, self.model.num_heads),
             splits=splits,
             training=self.training,
-            steps_since=steps_since,
+            extra_steps=steps_since,
             seed=self.seed,
-            remember=Cache(self.cache).about(recipe),
+            remember=Cache(self.cache).about(key),
             saved=lambda name, model, steps=0: {f"{name}.pt": save(model, steps)},
             history=history,
             trained_with=with_what,
-            origin=Trained(
-                network=network, task=self.task, splits=splits, training=self.training, save=save, example=self.example
-            ),
+            task=self.task,
+            example=self.example,
         )
 
     @cached_property
@@ -189,7 +189,7 @@ class Recipe(Source):
         return found
 
     def trained(self, splits: Splits[Examples]) -> tuple[Seq2Seq, pd.DataFrame, dict[str, Any]]:
-        """Return the model after training, its history, and its environment. The same recipe is trained only once."""
+        """Return the model after training, its history, and its environment. Equal settings are trained only once."""
         torch.manual_seed(self.trained_seed)  # before the weights are drawn
         model = Seq2Seq(self.model, len(self.task.vocabulary), self.gate).to(self.device)
 
@@ -201,13 +201,13 @@ class Recipe(Source):
                 "environment": self.environment(),
             }
 
-        content = Cache(self.cache).get("trained", self._recipe(splits), make)
+        content = Cache(self.cache).get("trained", self._key(splits), make)
         model.load_state_dict(content["model"])
         made = content["environment"]
         with_what = {"num_threads": made["num_threads"], "device": made["device"], "torch": made["versions"]["torch"]}
         return model, pd.DataFrame(content["history"]), with_what
 
-    def _recipe(self, splits: Splits[Examples]) -> dict[str, Any]:
+    def _key(self, splits: Splits[Examples]) -> dict[str, Any]:
         """Return everything that decides the weights after training: settings, code, data, device, torch."""
         return {
             **{name: describe(getattr(self, name)) for name in ("model", "gate", "training", "seed")},

@@ -20,7 +20,8 @@ def without_results(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for now, held in before:
-            for name in [name for name, value in now.items() if name not in HELD and _is_result(value)]:
+            new = [(name, value) for name, value in now.items() if held.get(name, HELD) is not value]
+            for name in [name for name, value in new if name not in HELD and _is_result(value)]:
                 now.pop(name)
                 now |= {name: held[name]} if name in held else {}
         for value, items in lists:

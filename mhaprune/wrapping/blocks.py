@@ -1,15 +1,16 @@
-"""The attention layers of any model, described by the linear modules around their heads.
+"""The units of any model, such as the heads of its attention layers, described by the linear modules around them.
 
 Dimensions: H = query heads of a block, K = head_dim, N = all heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import Block, HeadGrid, HeadId
 from mhaprune.wrapping.replay import is_linear
+
+ROLES = ("query", "key", "value")
 
 
 class Unsupported(ValueError):
@@ -47,16 +50,144 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Source:
+    """The linear outputs that make a part of every unit: unit n needs the rows `rows.heads[of[n]]`."""
+
+    rows: Rows
+    of: tuple[int, ...]
+    """For each unit the number of its part. Query heads that share keys have the same number."""
+    role: str = ""
+    """`query`, `key` or `value`, if it is one of them."""
+
+    def without(self, kept: Sequence[int], staying: Sequence[int], place: Callable[[int], int]) -> Source:
+        """Return the source of the units `kept`, where the parts of the units `staying` stay. `place` returns the new
+        number of a row."""
+        parts = sorted({self.of[n] for n in staying})
+        rows = tuple(tuple(place(row) for row in self.rows.heads[part]) for part in parts)
+        return replace(self, rows=replace(self.rows, heads=rows), of=tuple(parts.index(self.of[n]) for n in kept))
+
+    def joined(self, sets: Sequence[Sequence[int]]) -> Source:
+        """Return the source in which each of these sets of units is one unit. Units of a set may share parts."""
+        parts = [dict.fromkeys(self.of[n] for n in units) for units in sets]
+        rows = tuple(tuple(row for part in each for row in self.rows.heads[part]) for each in parts)
+        return replace(self, rows=replace(self.rows, heads=rows), of=tuple(range(len(sets))))
+
+
+@dataclass(frozen=True)
+class UnitBlock:
+    """Units that one linear map reads: unit n is the columns `columns[n]` of the map `out`.
+
+    A unit is anything that can be gated and removed, such as a head. A hook on `out` gates the units and captures their
+    outputs. A removal cuts these columns, and the rows of the linear maps that make the unit.
+    """
+
+    path: str
+    """The path of the module in the model that computes the units and is proved alone."""
+    out: str
+    """The path of the linear map that reads the units: W_O for heads."""
+    columns: tuple[tuple[int, ...], ...]
+    """The input columns of `out` that read each unit."""
+    made_by: tuple[Source, ...] = ()
+    """The rows of linear maps that make the units."""
+    kind: Literal["head"] = "head"
+    attends: bool = True
+    """True if the units have attention weights."""
+    names: tuple[int, ...] = ()
+    """The number of each unit in the model before any removal."""
+    counts: Sequence[str] = ()
+    """See `AttentionBlock.counts`."""
+    numbers: tuple[tuple[str, int], ...] = ()
+    """The parameters and buffers that hold a number for each unit, by their path in the model. Each is given with the
+    dimension of the units, counted from the last, which is -1."""
+    inputs: tuple[tuple[int | str, int], ...] = ()
+    """The arguments of the module that hold a number for each unit, such as a position bias, by their place or name;
+    each with the dimension of the units."""
+    why_not: str = ""
+    """The reason why units of this block cannot be removed; empty if they can. They can be gated in any case."""
+    cross: bool = False
+    """True for cross-attention: queries and keys come from two inputs, each with its own padding."""
+    translated: bool = False
+    """True if the sizes that the code of the module names must be translated in each call, see `Sizes`."""
+    as_written: bool = False
+    """True if a removal leaves the attributes of the module as they are."""
+    silent: int = 0
+    """The number of input columns of `out`, from the first on, that belong to a silent unit: one that had to stay in a
+    layer without units. These columns are zero, and stay zero in training."""
+    calls: int = 1
+    """The number of times that one pass calls the module."""
+    call: int | None = None
+    """The number of the call whose units these are; None for the units in all calls."""
+    batch_dim: int = 0
+    """The dimension of examples in the input of `out`: 1 for a layer that puts positions before examples."""
+
+    def source(self, role: str) -> Source | None:
+        """Return the source of a role; None if it is not known."""
+        return next((source for source in self.made_by if source.role == role), None)
+
+    @property
+    def heads(self) -> int:
+        """The number of units."""
+        return len(self.columns)
+
+    @property
+    def of_kv(self) -> tuple[int, ...]:
+        """For each unit, the number of the key-value head that it reads."""
+        keys = self.source("key")
+        return tuple(range(self.heads)) if keys is None else keys.of
+
+    @property
+    def owner(self) -> str:
+        """The path of the module that holds W_O; of the layer itself for a `MultiHeadAttention`."""
+        return self.out.rpartition(".")[0]
+
+    @property
+    def head_dim(self) -> int:
+        return len(self.columns[0]) if self.columns else 0
+
+    @cached_property
+    def owners(self) -> Tensor:
+        """(W,): for each input column of `out` the number of its unit, or the number of units for a column of none."""
+        width = 1 + max((column for unit in self.columns for column in unit), default=-1)
+        owners = torch.full((width,), len(self.columns))
+        for n, unit in enumerate(self.columns):
+            owners[list(unit)] = n
+        return owners
+
+    @cached_property
+    def order(self) -> Tensor:
+        """(H·K,): the input columns of `out`, sorted by unit."""
+        return torch.tensor([column for unit in self.columns for column in unit], dtype=torch.long)
+
+    @cached_property
+    def straight(self) -> bool:
+        """True if the columns are sorted by unit already."""
+        return self.order.tolist() == list(range(len(self.order)))
+
+    def weights(self, model: nn.Module) -> Tensor:
+        """Return how many weights of the model each unit holds, (H,), biases included. Weights that several units share
+        count in equal parts for each of them."""
+        held = torch.full((self.heads,), float(self.head_dim * len(weight_of(model.get_submodule(self.out)))))
+        for source in self.made_by:
+            module = model.get_submodule(source.rows.path)
+            per_row = weight_of(module).shape[1] + (module.bias is not None)
+            users = Counter(source.of)
+            held += torch.tensor([per_row * len(source.rows.heads[part]) / users[part] for part in source.of])
+        return held
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.out, self.columns, self.names))
+
+    def __deepcopy__(self, memo: object) -> UnitBlock:
+        return self  # it never changes
+
+
+@dataclass(frozen=True)
 class AttentionBlock:
-    """One attention layer of any module.
+    """One attention layer, named by hand: its output projection W_O, and where its queries, keys and values are made.
 
-    It names the output projection W_O and, for each head, the input columns of W_O that read the head. A hook on W_O
-    gates the heads and captures their outputs. A removal cuts these columns, and the rows of the projections that make
-    queries, keys and values.
-
-    By hand, `AttentionBlock("layers.0.attention", out="out_proj", heads=8)` is enough for gates and scores, if each
-    head has as many neighbouring columns as any other. With `query`, `key` and `value`, the names of linear modules or
-    `Rows` of them, heads can be removed too. All names but `path` are relative to it, or else to the model.
+    `AttentionBlock("layers.0.attention", out="out_proj", heads=8)` is enough for gates and scores, if each head has as
+    many neighbouring columns as any other. With `query`, `key` and `value`, the names of linear modules or `Rows` of
+    them, heads can be removed too. All names but `path` are relative to it, or else to the model.
 
     >>> made_by = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
     >>> blocks = [mhaprune.AttentionBlock(f"attention.{i}", out="out_proj", heads=4, **made_by) for i in range(2)]
@@ -82,77 +213,39 @@ class AttentionBlock:
     """Names of attributes of the module that hold the number of heads, or the total width of all heads. The usual names
     need not be given. `config.NAME` is for a layer that reads its sizes from its config, `..NAME` for an attribute of
     the module around it."""
-    columns: tuple[tuple[int, ...], ...] = ()
-    """The input columns of W_O that read each head."""
-    others: tuple[Rows, ...] = ()
-    """The rows of other linear modules that belong to each head, such as those of a gate or of a factor per head."""
-    numbers: tuple[tuple[str, int], ...] = ()
-    """The parameters and buffers that hold a number for each head, by their path in the model. Each is given with the
-    dimension of the heads, counted from the last, which is -1."""
-    inputs: tuple[tuple[int | str, int], ...] = ()
-    """The arguments of the attention module that hold a number for each head, such as a position bias, by their place
-    or name; each with the dimension of the heads."""
-    of_kv: tuple[int, ...] = ()
-    """For each query head, the number of the key-value head that it reads."""
-    why_not: str = ""
-    """The reason why heads of this block cannot be removed; empty if they can. They can be gated in any case."""
-    cross: bool = False
-    """True for cross-attention: queries and keys come from two inputs, each with its own padding."""
-    names: tuple[int, ...] = ()
-    """The number of each head in the model before any removal."""
-    translated: bool = False
-    """True if the sizes that the code of the module names must be translated in each call, see `Sizes`."""
-    as_written: bool = False
-    """True if a removal leaves the attributes of the module as they are."""
-    silent: int = 0
-    """The number of input columns of W_O, from the first on, that belong to a silent head: one that had to stay in a
-    layer without heads. These columns are zero, and stay zero in training."""
-    calls: int = 1
-    """The number of times that one pass calls the module."""
-    call: int | None = None
-    """The number of the call whose heads these are; None for the heads in all calls."""
-    batch_dim: int = 0
-    """The dimension of examples in the input of W_O: 1 for a layer that puts positions before examples."""
-    whole: bool = field(default=False, repr=False)
-    """True if `completed` has filled in all fields."""
 
-    def completed(self, model: nn.Module) -> AttentionBlock:
-        """Return the block with its missing fields filled in from the model. Raises `Unsupported` if the attention
-        module in the model does not fit the given fields."""
-        if self.whole:
-            return self
-        out = self._module(model, self.out)
-        width = weight_of(out).shape[1]
+    def completed(self, model: nn.Module) -> UnitBlock:
+        """Return the block with all that is read from the model. Raises `Unsupported` if the attention module in the
+        model does not fit the given fields."""
+        width = weight_of(self._module(model, self.out)).shape[1]
         if self.heads < 1 or width % self.heads:
             raise Unsupported(
                 f"blocks: {self.path} with heads={self.heads}: must divide the {width} input columns of {self.out}"
             )
-        rows: dict[str, Any] = {}
-        K = width // self.heads
-        for name, given in (("query", self.query), ("key", self.key), ("value", self.value)):
+        K, made_by = width // self.heads, list[Source]()
+        for role, given in (("query", self.query), ("key", self.key), ("value", self.value)):
             if given is not None:
                 path = given if isinstance(given, str) else given.path
                 made = len(weight_of(self._module(model, path)))
                 by_head = neighbours(made, made // K) if isinstance(given, str) else given.heads
                 whole = all(len(head) == K and min(head) >= 0 and max(head) < made for head in by_head)
-                fits = self.heads == len(by_head) if name == "query" else by_head and self.heads % len(by_head) == 0
+                fits = self.heads == len(by_head) if role == "query" else by_head and self.heads % len(by_head) == 0
                 if not whole or not fits or (isinstance(given, str) and made % K):
                     raise Unsupported(
-                        f"blocks: {self.path}: {path} makes {made} features, of which {name} must take {K} for each of"
-                        f" {self.heads} heads" + ("" if name == "query" else ", or of as many as divide it")
+                        f"blocks: {self.path}: {path} makes {made} features, of which {role} must take {K} for each of"
+                        f" {self.heads} heads" + ("" if role == "query" else ", or of as many as divide it")
                     )
-                rows[name] = Rows(self._full(model, path), by_head)
-        missing = [name for name in ("query", "key", "value") if name not in rows]
-        num_kv = len(rows["key"].heads) if "key" in rows else self.heads
-        return replace(
-            self,
-            out=self._full(model, self.out),
-            **rows,
-            columns=neighbours(width, self.heads),
-            of_kv=tuple(n * num_kv // self.heads for n in range(self.heads)),
-            why_not=f"it is given without {', '.join(missing)}" if missing else self.why_not,
+                of = tuple(n * len(by_head) // self.heads for n in range(self.heads))
+                made_by.append(Source(Rows(self._full(model, path), by_head), of, role))
+        missing = [role for role in ROLES if role not in {source.role for source in made_by}]
+        return UnitBlock(
+            self.path,
+            self._full(model, self.out),
+            neighbours(width, self.heads),
+            tuple(made_by),
             names=tuple(range(self.heads)),
-            whole=True,
+            counts=self.counts,
+            why_not=f"it is given without {', '.join(missing)}" if missing else "",
         )
 
     def _full(self, model: nn.Module, name: str) -> str:
@@ -169,48 +262,14 @@ class AttentionBlock:
             raise Unsupported(f"blocks: {path} is a {type(module).__name__}, must be a linear module")
         return module
 
-    @property
-    def owner(self) -> str:
-        """The path of the module that holds W_O; of the layer itself for a `MultiHeadAttention`."""
-        return self.out.rpartition(".")[0]
 
-    @property
-    def head_dim(self) -> int:
-        return len(self.columns[0]) if self.columns else 0
-
-    @cached_property
-    def owners(self) -> Tensor:
-        """(W,): for each input column of W_O the number of its head, or H for a column of no head."""
-        width = 1 + max((column for head in self.columns for column in head), default=-1)
-        owners = torch.full((width,), len(self.columns))
-        for n, head in enumerate(self.columns):
-            owners[list(head)] = n
-        return owners
-
-    @cached_property
-    def order(self) -> Tensor:
-        """(H·K,): the input columns of W_O, sorted by head."""
-        return torch.tensor([column for head in self.columns for column in head], dtype=torch.long)
-
-    @cached_property
-    def straight(self) -> bool:
-        """True if the columns are sorted by head already."""
-        return self.order.tolist() == list(range(len(self.order)))
-
-    def __hash__(self) -> int:
-        return hash((self.path, self.out, self.columns, self.names))
-
-    def __deepcopy__(self, memo: object) -> AttentionBlock:
-        return self  # it never changes
-
-
-def block_of(layer: MultiHeadAttention, path: str, called: str | None = None, **facts: Any) -> AttentionBlock:
+def block_of(layer: MultiHeadAttention, path: str, called: str | None = None, **facts: Any) -> UnitBlock:
     """Return the block that describes the `MultiHeadAttention` at `path`. `called` is the path of the module whose call
     computes the attention. By default it is `path` too."""
     H, columns = layer.num_heads, neighbours(layer.num_heads * layer.head_dim, layer.num_heads)
-    made: dict[str, Any] = {name: Rows(f"{path}.{name[0]}_proj", columns) for name in ("query", "key", "value")}
-    known = {"names": tuple(range(H)), "of_kv": tuple(range(H)), "columns": columns, "whole": True}
-    return AttentionBlock(called or path, f"{path}.out_proj", H, **made | known | facts)
+    made_by = tuple(Source(Rows(f"{path}.{role[0]}_proj", columns), tuple(range(H)), role) for role in ROLES)
+    facts = {"names": tuple(range(H)), **facts}
+    return UnitBlock(called or path, f"{path}.out_proj", columns, made_by, **facts)
 
 
 def neighbours(width: int, heads: int) -> tuple[tuple[int, ...], ...]:
@@ -271,7 +330,7 @@ def _sites(words: Sequence[Sequence[str]]) -> list[str]:
     return short if all(short) and len(set(short)) == len(set(whole)) else whole
 
 
-def grid_of(names: Sequence[Block], blocks: Sequence[AttentionBlock]) -> HeadGrid:
+def grid_of(names: Sequence[Block], blocks: Sequence[UnitBlock]) -> HeadGrid:
     """Return the grid of the heads of these blocks."""
     heads = [HeadId(*name, number) for name, block in zip(names, blocks, strict=True) for number in block.names]
     return HeadGrid(tuple(names), tuple(heads))

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.attributes import without_results
-from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, within
+from mhaprune.wrapping.blocks import ROLES, Rows, Source, UnitBlock, Unsupported, block_of, neighbours, within
 from mhaprune.wrapping.cuts import Cut
 from mhaprune.wrapping.hints import nothing_found, why_uncut
 from mhaprune.wrapping.interception import Attend, AttentionCalls, attention_interface
@@ -56,14 +56,14 @@ class _Found:
     columns: tuple[tuple[int, ...], ...] = ()
     cross: bool = False
     numbers: list[tuple[str, int]] = field(default_factory=list)
-    """See `AttentionBlock.numbers`."""
+    """See `UnitBlock.numbers`."""
     inputs: list[tuple[int | str, int]] = field(default_factory=list)
-    """See `AttentionBlock.inputs`."""
+    """See `UnitBlock.inputs`."""
     unusable: str = UNREAD
     """The reason why its heads cannot be gated one by one; empty if they can."""
 
 
-def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[list[AttentionBlock], list[str]]:
+def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[list[UnitBlock], list[str]]:
     """Return the blocks in the order in which `call` runs them, and the paths of modules that attend in a way in which
     no heads are found. Raises `Unsupported`, naming module and reason, if there is no block.
 
@@ -73,23 +73,33 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
     trace = _traced(model, call)
     if not trace.whole:
         trace = _traced(model, call, probe)
-    blocks: dict[str, AttentionBlock] = {}
+    blocks: dict[str, UnitBlock] = {}
     noted = Cut.of(model) or Cut()
     for found in trace.found:
         path = trace.paths[found.module]
         if found.out is None or found.unusable:
             trace.overlooked.setdefault(path, found.unusable)
             continue
-        rows: dict[str, Any] = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
-        facts: dict[str, Any] = {"columns": found.columns, "of_kv": found.of_kv, "cross": found.cross}
-        facts["others"] = tuple(rows.pop(name) for name in sorted({*rows} - {"query", "key", "value"}))
-        facts |= {"numbers": tuple(found.numbers), "inputs": tuple(found.inputs)}
+        sources = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
+        names = [*(role for role in ROLES if role in sources), *sorted({*sources} - {*ROLES})]
+        heads = tuple(range(found.heads))
+        made_by = tuple(
+            Source(sources[name], found.of_kv if name in ROLES[1:] else heads, name if name in ROLES else "")
+            for name in names
+        )
         why_not = (f"its {'factor' if n == 'gate' else n} is {r}" for n, r in found.rows.items() if isinstance(r, str))
-        facts["why_not"] = next(why_not, "")
-        made = [each.path for each in (*rows.values(), *facts["others"])]
-        facts["why_not"] = facts["why_not"] or why_uncut(model, [trace.paths[found.out], *made])
-        facts["names"] = tuple(range(found.heads))
-        block = AttentionBlock(path, trace.paths[found.out], found.heads, whole=True, **facts, **rows)
+        out = trace.paths[found.out]
+        block = UnitBlock(
+            path,
+            out,
+            found.columns,
+            made_by,
+            names=heads,
+            numbers=tuple(found.numbers),
+            inputs=tuple(found.inputs),
+            why_not=next(why_not, "") or why_uncut(model, [out, *(source.rows.path for source in made_by)]),
+            cross=found.cross,
+        )
         if (again := blocks.get(path)) is None:
             blocks[path] = as_named(block, noted)
         elif again.out == block.out:  # of a shared layer, which is called again: the same heads
@@ -121,14 +131,14 @@ def _traced(
     return trace
 
 
-def as_named(block: AttentionBlock, cut: Cut) -> AttentionBlock:
+def as_named(block: UnitBlock, cut: Cut) -> UnitBlock:
     """Return the block with the names that its heads had before an earlier removal. A silent head does not count."""
     names = cut.heads.get(block.path)
     if names is None or not block.heads:
         return block
     if not names:
-        silent = len(block.columns[0])
-        return replace(block, heads=0, columns=(), of_kv=(), query=Rows("", ()), names=(), silent=silent)
+        made_by = tuple(replace(source, of=()) for source in block.made_by)
+        return replace(block, columns=(), made_by=made_by, names=(), silent=len(block.columns[0]))
     return replace(block, names=tuple(names))
 
 
@@ -339,5 +349,5 @@ class _Trace:
         inside = set(caller.modules())
         self.found = [found for found in self.found if found.module not in inside or found.out is not None]
         block = block_of(layer, self.paths[layer])
-        rows: Any = {"query": block.query, "key": block.key, "value": block.value}
+        rows: Any = {source.role: source.rows for source in block.made_by}
         self._add(_Found(caller, block.heads, block.of_kv, rows, out=out, columns=block.columns, unusable=""))

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import Block, HeadGrid, HeadMask
+from mhaprune.measure.outcomes import joined
+from mhaprune.progress import track
 from mhaprune.subject import AttentionMap, Batch, Fallback, Gates, LastMap, Outcome
-from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, grid_of, weight_of
+from mhaprune.wrapping.blocks import UnitBlock, Unsupported, grid_of, weight_of
 from mhaprune.wrapping.gating import head_by_head, hooked
 from mhaprune.wrapping.interception import attention_weights
 from mhaprune.wrapping.removal import copied, in_double, remove_heads
-from mhaprune.wrapping.replay import at_rest, find_maps, precise, walk
+from mhaprune.wrapping.replay import Replay, at_rest, find_maps, precise, recorders, walk
 
 
 class GatedModel(ABC):
@@ -32,7 +34,7 @@ class GatedModel(ABC):
     from the blocks: gates are hooks for the length of one call, removal makes a copy, and the module is never changed.
     """
 
-    blocks: tuple[AttentionBlock, ...]
+    blocks: tuple[UnitBlock, ...]
     names: tuple[Block, ...]
     """The name of each block, a site and a layer, in the order of `blocks`."""
 
@@ -41,7 +43,7 @@ class GatedModel(ABC):
     def module(self) -> nn.Module: ...
 
     @abstractmethod
-    def with_module(self, module: Any, blocks: Sequence[AttentionBlock]) -> Self:
+    def with_module(self, module: Any, blocks: Sequence[UnitBlock]) -> Self:
         """Return a copy of this subject with another module and, for it, another list of blocks."""
 
     @abstractmethod
@@ -125,6 +127,25 @@ class GatedModel(ABC):
         """Return a context in which gates apply to every call of the module. For the arguments see `hooked`."""
         return hooked(self.module, self.by_name, batch_size, self._pieces(gates, batch_size), fallback, seen)
 
+    @torch.no_grad()
+    def evaluate_masks(self, batch: Batch, gates: Tensor, fallback: Fallback | None = None) -> Any:
+        """Run mask by mask. Everything before the first gate that is not 1 is replayed from a pass with all gates open,
+        see `Replay`."""
+        batch = self.placed(batch)
+        replay = Replay(self.module, [block.out for block in self.blocks])
+        rows = []
+        with at_rest(self.module):
+            with recorders(self.module) as record:
+                record(replay)
+                dense = self.call(batch)
+            if not len(gates):
+                return joined([self.judge(dense, batch)], lambda values: torch.stack(values)[:0])
+            for gates_N in track(gates, "masks"):
+                pieces = zip(self.blocks, gates_N.split(self.grid.sizes), strict=True)
+                with replay.until([block.out for block, piece in pieces if bool((piece != 1).any())]):
+                    rows.append(self.judge(self.run_gated(batch, gates_N, fallback), batch))
+        return joined(rows, torch.stack)
+
     def outputs(self, batch: Batch, gates: Gates | None = None) -> Tensor:
         batch = self.placed(batch)
         return self.real_outputs(self.run_gated(batch, gates), batch)
@@ -185,12 +206,15 @@ class GatedModel(ABC):
     def value_weights(self) -> dict[Block, Tensor]:
         found = {}
         for name, block in self.by_name.items():
-            if not isinstance(block.value, Rows):
+            if (values := block.source("value")) is None:
                 raise ValueError(f"needs the weights of the values, which are not known for {block.path}; leave it out")
-            weight = weight_of(self.module.get_submodule(block.value.path)).to(self.device)
-            rows = [row for kv in block.of_kv for row in block.value.heads[kv]]
-            found[name] = weight[rows].unflatten(0, (len(block.of_kv), -1 if rows else block.head_dim))
+            weight = weight_of(self.module.get_submodule(values.rows.path)).to(self.device)
+            rows = [row for part in values.of for row in values.rows.heads[part]]
+            found[name] = weight[rows].unflatten(0, (len(values.of), -1 if rows else block.head_dim))
         return found
+
+    def held_weights(self) -> Tensor:
+        return torch.cat([block.weights(self.module) for block in self.blocks])
 
     def learned_gates(self) -> Tensor | None:
         """Return the learned gates of each `MultiHeadAttention`, with 1 for heads of other layers; None if no layer has
@@ -254,7 +278,7 @@ class GatedModel(ABC):
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     @cached_property
-    def by_name(self) -> dict[Block, AttentionBlock]:
+    def by_name(self) -> dict[Block, UnitBlock]:
         return dict(zip(self.names, self.blocks, strict=True))
 
     @property

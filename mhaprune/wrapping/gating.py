@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.heads import Block
-from mhaprune.wrapping.blocks import AttentionBlock
+from mhaprune.wrapping.blocks import UnitBlock
 
 Seen = Callable[[Block, Tensor], None]
 """A function that receives the input of an output projection, with the name of the block."""
@@ -22,7 +22,7 @@ Seen = Callable[[Block, Tensor], None]
 @contextmanager
 def hooked(
     model: nn.Module,
-    blocks: Mapping[Block, AttentionBlock],
+    blocks: Mapping[Block, UnitBlock],
     batch_size: int,
     gates: Mapping[Block, Tensor] | None = None,
     fallback: Mapping[Block, Tensor] | None = None,
@@ -38,7 +38,7 @@ def hooked(
     calls = Counter[Block]()
     starts = Counter[Block]()
 
-    def hook(name: Block, block: AttentionBlock) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
+    def hook(name: Block, block: UnitBlock) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
         def before(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
             x, *own = inputs  # W_O of a layer of ours is also told how its learned gates scale its columns
             number = calls[name] % block.calls
@@ -74,7 +74,7 @@ def hooked(
         yield calls
 
 
-def spread(gates: Tensor, block: AttentionBlock, x: Tensor, batch_size: int) -> Tensor:
+def spread(gates: Tensor, block: UnitBlock, x: Tensor, batch_size: int) -> Tensor:
     """Return gates (H,), (B, H) or (B, H, T) repeated for every column of x, to be multiplied with it."""
     by_head = gates.mT if gates.dim() == 3 else gates
     owners = block.owners.to(x.device)
@@ -89,7 +89,7 @@ def spread(gates: Tensor, block: AttentionBlock, x: Tensor, batch_size: int) -> 
     return rows.reshape(len(x), *[1] * (x.dim() - 2), x.shape[-1])
 
 
-def head_by_head(x: Tensor, block: AttentionBlock, batch_size: int) -> Tensor:
+def head_by_head(x: Tensor, block: UnitBlock, batch_size: int) -> Tensor:
     """Return the input of an output projection, (B, T, W), head by head: (B, H, T, K)."""
     columns = x if block.straight and x.shape[-1] == len(block.order) else x[..., block.order.to(x.device)]
     head_dim = columns.shape[-1] // block.heads if block.heads else 0
@@ -97,7 +97,7 @@ def head_by_head(x: Tensor, block: AttentionBlock, batch_size: int) -> Tensor:
     return columns.reshape(batch_size, positions, block.heads, head_dim).transpose(1, 2)
 
 
-def side_by_side(context_BHTK: Tensor, block: AttentionBlock, x: Tensor, batch_size: int) -> Tensor:
+def side_by_side(context_BHTK: Tensor, block: UnitBlock, x: Tensor, batch_size: int) -> Tensor:
     """Undo `head_by_head`: return the heads in the shape of x. Columns of no head keep the values of x."""
     head_dim = len(block.order) // block.heads if block.heads else 0
     shape = (batch_size, block.heads, x.shape[:-1].numel() // batch_size, head_dim)

@@ -6,8 +6,10 @@ Dimensions: H = query heads of a block, K = head_dim.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.attributes import HELD
-from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, weight_of, within
+from mhaprune.wrapping.blocks import UnitBlock, Unsupported, block_of, neighbours, weight_of, within
 from mhaprune.wrapping.cuts import Cut
 from mhaprune.wrapping.replay import mapped
 from mhaprune.wrapping.reshaping import UNEVEN, keep_numbers, pairs, register, store, tie, ties
@@ -80,8 +82,8 @@ def as_double(tensor: Tensor) -> Tensor:
 
 
 def remove_heads(
-    model: nn.Module, blocks: Sequence[AttentionBlock], kept: Sequence[Sequence[int]], shared: bool = False
-) -> tuple[nn.Module, list[AttentionBlock]]:
+    model: nn.Module, blocks: Sequence[UnitBlock], kept: Sequence[Sequence[int]], shared: bool = False
+) -> tuple[nn.Module, list[UnitBlock]]:
     """Return a copy of the model with only the heads `kept`, and the blocks of this copy. If `shared`, weights that are
     not cut are those of the model.
 
@@ -93,7 +95,7 @@ def remove_heads(
     model = copied(model, {id(tensor): tensor for tensor in tensors})
     tied = ties(model)
     left, cut = [], Cut()
-    generic: list[tuple[AttentionBlock, list[int]]] = []
+    generic: list[tuple[UnitBlock, list[int]]] = []
     for block, keep in zip(blocks, kept, strict=True):
         layer = model.get_submodule(block.owner)
         if len(keep) == block.heads and not (isinstance(layer, MultiHeadAttention) and layer.gate):
@@ -106,11 +108,13 @@ def remove_heads(
             left.append(block_of(layer, block.owner, block.path, cross=block.cross, names=names))
             cut.heads[block.owner] = list(names)
         else:
-            left.append(_block_without(model, block, keep, list(keep) or [0]))
+            left.append(block)  # see below
             generic.append((block, list(keep)))
-    staying = [(block, keep or [0]) for block, keep in generic]
+    dropped = _rows_to_drop([(block, keep or [0]) for block, keep in generic])
+    smaller = {block.out: _block_without(block, keep, dropped) for block, keep in generic}
+    left = [smaller.get(block.out, block) for block in left]
     widths: dict[str, tuple[int, int]] = {}
-    for path, rows in _rows_to_drop(staying).items():
+    for path, rows in dropped.items():
         module: Any = model.get_submodule(path)
         width = len(weight_of(module))
         resize(module, rows=[row for row in range(width) if row not in rows])
@@ -134,7 +138,7 @@ def remove_heads(
         for path, values in _around(model, block, stay).items():
             cut.attributes[path] = cut.attributes.get(path, {}) | values
         if block.translated:
-            made = [widths[rows.path] for rows in (block.query, block.key, block.value) if isinstance(rows, Rows)]
+            made = [widths[source.rows.path] for source in block.made_by if source.role]
             cut.attributes[block.path]["sizes_of_heads"] = _sizes(attention, block, stay, made)
     if not shared:
         _keep_ties(model, tied)
@@ -164,49 +168,38 @@ def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int
     store(module, as_stored.clone(memory_format=torch.contiguous_format), None if bias is None else bias.clone())
 
 
-def _block_without(model: nn.Module, block: AttentionBlock, keep: Sequence[int], stay: Sequence[int]) -> AttentionBlock:
-    """Return the block as it will be when only the heads `keep` are left.
+def _block_without(block: UnitBlock, keep: Sequence[int], dropped: Mapping[str, set[int]]) -> UnitBlock:
+    """Return the block as it is when only the heads `keep` are left, and these rows of linear modules are dropped.
 
-    The model has not been cut yet. `stay` are the heads whose weights stay in the model: equal to `keep`, or one silent
-    head if `keep` is empty. A silent head outputs only zeros and does not count as a head.
+    A block without heads has one silent head. It outputs only zeros and does not count as a head.
     """
-    dropped = _rows_to_drop([(block, stay)])
-    kv_left = sorted({block.of_kv[h] for h in stay})
+    stay, K = list(keep) or [0], block.head_dim
+    gone = {source.rows.path: sorted(dropped[source.rows.path]) for source in block.made_by}
 
-    def moved(rows: Any, heads: Sequence[int]) -> Rows:
-        gone, size = dropped[rows.path], len(weight_of(model.get_submodule(rows.path)))
-        place = {row: i for i, row in enumerate(row for row in range(size) if row not in gone)}
-        return Rows(rows.path, tuple(tuple(place[row] for row in rows.heads[h]) for h in heads))
+    def place(path: str, row: int) -> int:
+        return row - bisect_left(gone[path], row)
 
-    K = block.head_dim
     return replace(
         block,
-        heads=len(keep),
         names=tuple(block.names[h] for h in keep),
         columns=neighbours(K * len(keep), len(keep)),
-        of_kv=tuple(kv_left.index(block.of_kv[h]) for h in keep),
-        query=moved(block.query, keep),
-        others=tuple(moved(rows, keep) for rows in block.others),
-        key=moved(block.key, kv_left),
-        value=moved(block.value, kv_left),
+        made_by=tuple(source.without(keep, stay, partial(place, source.rows.path)) for source in block.made_by),
         silent=K * (len(stay) - len(keep)),
     )
 
 
-def _rows_to_drop(blocks: Sequence[tuple[AttentionBlock, Sequence[int]]]) -> dict[str, set[int]]:
+def _rows_to_drop(blocks: Sequence[tuple[UnitBlock, Sequence[int]]]) -> dict[str, set[int]]:
     """Return the rows that belong to removed heads, by the path of the linear module."""
     drop: dict[str, set[int]] = {}
     for block, keep in blocks:
-        kv_kept = {block.of_kv[h] for h in keep}
-        others = ((rows, set(keep)) for rows in block.others)
-        for rows, stays in ((block.query, set(keep)), (block.key, kv_kept), (block.value, kv_kept), *others):
-            assert isinstance(rows, Rows)
-            gone = {row for h, head in enumerate(rows.heads) if h not in stays for row in head}
-            drop.setdefault(rows.path, set()).update(gone)
+        for source in block.made_by:
+            staying = {source.of[h] for h in keep}
+            gone = {row for n, part in enumerate(source.rows.heads) if n not in staying for row in part}
+            drop.setdefault(source.rows.path, set()).update(gone)
     return drop
 
 
-def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]) -> dict[str, Any]:
+def _attributes(attention: nn.Module, block: UnitBlock, keep: Sequence[int]) -> dict[str, Any]:
     """Return the attributes of an attention module that must change with its heads, with their new values."""
     H, K = block.heads, len(block.columns[0])
     of_kv = [block.of_kv[h] for h in keep]
@@ -239,7 +232,7 @@ def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]
     return attributes
 
 
-def _around(model: nn.Module, block: AttentionBlock, keep: Sequence[int]) -> dict[str, dict[str, int]]:
+def _around(model: nn.Module, block: UnitBlock, keep: Sequence[int]) -> dict[str, dict[str, int]]:
     """Return the attributes of modules around an attention module that must change with its heads, by their path."""
     H, K = block.heads, block.head_dim
     now = {H: len(keep), H * K: len(keep) * K}
@@ -253,9 +246,7 @@ def _around(model: nn.Module, block: AttentionBlock, keep: Sequence[int]) -> dic
     return found
 
 
-def _sizes(
-    attention: nn.Module, block: AttentionBlock, keep: Sequence[int], made: Sequence[tuple[int, int]]
-) -> list[int]:
+def _sizes(attention: nn.Module, block: UnitBlock, keep: Sequence[int], made: Sequence[tuple[int, int]]) -> list[int]:
     """Return the sizes that the code of an attention module names, each followed by the one that is left.
 
     `made` holds the widths of its linear modules before and after the removal.
@@ -280,7 +271,7 @@ def _number(attention: nn.Module, name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def with_more_counts(model: nn.Module, block: AttentionBlock, words: Sequence[str]) -> AttentionBlock:
+def with_more_counts(model: nn.Module, block: UnitBlock, words: Sequence[str]) -> UnitBlock:
     """Return the block with the names of more attributes that may count heads, or hold their width: those of its config
     and those that contain one of these words, also in the modules around it up to the one that holds W_O.
 

@@ -2,7 +2,7 @@
 
 If every layer has lost equally many heads, and the config can say so, the folder is a plain one of transformers. For
 ragged layers, `config.mhaprune` holds the shapes of the weights. `load_folder` reads them; for users without mhaprune,
-`save_folder` adds Python code to the folder that does. A model that is none of transformers becomes a recipe.
+`save_folder` adds Python code to the folder that does. Of other models the removal is written.
 """
 
 import copy
@@ -32,8 +32,8 @@ from mhaprune.wrapping.folders import (
     write_plain,
     write_with_code,
 )
-from mhaprune.wrapping.recipes import RECIPE, load_recipe, save_recipe
 from mhaprune.wrapping.removal import COUNTS, copied
+from mhaprune.wrapping.removal_file import REMOVAL, load_removal, save_removal
 from mhaprune.wrapping.reshaping import shrink
 from mhaprune.wrapping.torch_nn import TorchAttention
 
@@ -62,7 +62,7 @@ def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None) -> No
     `AutoModelFor....from_pretrained(path, trust_remote_code=True)`. `trust_remote_code` is not needed if the config
     alone describes the shapes. Adapters of peft are merged first. A model that has all its weights in one of
     transformers and knows how to save itself, as a SentenceTransformer, does so around it. The folder is read again. If
-    this is not the model, and for any other, a recipe is written, see `save_recipe`.
+    this is not the model, and for any other, a file of the removal is written, see `save_removal`.
     """
     if not str(path):
         raise ValueError('path="": must name a folder')
@@ -79,9 +79,9 @@ def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None) -> No
     )
     plain = not own and saves and native_class(part) is not None and "mhaprune" not in vars(model)
     if plain and _writes(model, part, folder):
-        (folder / RECIPE).unlink(missing_ok=True)
+        (folder / REMOVAL).unlink(missing_ok=True)
     else:
-        save_recipe(model, folder)
+        save_removal(model, folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
@@ -169,14 +169,14 @@ def load_folder(
     anything else, and for weights that are missing, unexpected or of another shape.
 
     `trust_remote_code` allows Python code in the folder to run. Folders written by `save_folder` do not need it.
-    `model` is for a recipe, see `load_recipe`.
+    `model` is for a removal file, see `load_removal`.
     """
-    if (path / RECIPE).exists():
+    if (path / REMOVAL).exists():
         check_folder(path)
         _check(path)
-        return load_recipe(path, model)
+        return load_removal(path, model)
     if model is not None:
-        raise ValueError(f"model={type(model).__name__}: is for a folder with {RECIPE}, {path} has none")
+        raise ValueError(f"model={type(model).__name__}: is for a folder with {REMOVAL}, {path} has none")
     try:
         import transformers
     except ImportError:

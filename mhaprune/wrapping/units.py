@@ -11,7 +11,7 @@ from typing import Any, Self
 from mhaprune.heads import Block, HeadId, HeadMask
 from mhaprune.subject import AttentionMap
 from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported
+from mhaprune.wrapping.blocks import UnitBlock, Unsupported
 from mhaprune.wrapping.wrapped import WrappedModel
 
 
@@ -31,7 +31,7 @@ class UnitModel(WrappedModel):
     def counted(self) -> str:
         return {"group": "key-value groups", "block": "attention layers", "call": "heads of single calls"}[self.unit]
 
-    def with_module(self, module: Any, blocks: Sequence[AttentionBlock]) -> Self:
+    def with_module(self, module: Any, blocks: Sequence[UnitBlock]) -> Self:
         return replace(super().with_module(module, blocks), single=self.single.with_module(module, self.single.blocks))
 
     def without(self, mask: HeadMask, shared: bool = False) -> Any:
@@ -125,30 +125,18 @@ def _unit_model(single: WrappedModel, unit: str, **changed: Any) -> UnitModel:
     return UnitModel(**(parts | changed), single=single, unit=unit)
 
 
-def members(block: AttentionBlock, unit: str) -> list[list[int]]:
+def members(block: UnitBlock, unit: str) -> list[list[int]]:
     """Return the heads of each unit of a block, by their positions in the block."""
     if unit == "block":
         return [list(range(block.heads))] if block.heads else []
     return [[h for h in range(block.heads) if block.of_kv[h] == group] for group in sorted(set(block.of_kv))]
 
 
-def _wide(block: AttentionBlock, sets: Sequence[Sequence[int]]) -> AttentionBlock:
+def _wide(block: UnitBlock, sets: Sequence[Sequence[int]]) -> UnitBlock:
     """Return the block with each of these sets of heads as one wide head."""
-
-    def together(rows: Any, of_head: Sequence[int]) -> Any:
-        if not isinstance(rows, Rows):
-            return rows
-        return Rows(rows.path, tuple(tuple(row for h in each for row in rows.heads[of_head[h]]) for each in sets))
-
-    alone = range(block.heads)
     return replace(
         block,
-        heads=len(sets),
-        names=tuple(block.names[each[0]] for each in sets),
-        columns=tuple(tuple(column for h in each for column in block.columns[h]) for each in sets),
-        of_kv=tuple(range(len(sets))),
-        query=together(block.query, alone),
-        others=tuple(together(rows, alone) for rows in block.others),
-        key=together(block.key, block.of_kv),
-        value=together(block.value, block.of_kv),
+        names=tuple(block.names[heads[0]] for heads in sets),
+        columns=tuple(tuple(column for h in heads for column in block.columns[h]) for heads in sets),
+        made_by=tuple(source.joined(sets) for source in block.made_by),
     )

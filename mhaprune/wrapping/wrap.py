@@ -18,7 +18,7 @@ from mhaprune.storage.cache import Cache
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME, UNITS
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import BlockProof
-from mhaprune.wrapping.blocks import AttentionBlock, Unsupported, name_blocks
+from mhaprune.wrapping.blocks import AttentionBlock, UnitBlock, Unsupported, name_blocks
 from mhaprune.wrapping.checks import check_buffers, check_call, check_conversion, check_weights
 from mhaprune.wrapping.discovery import discover
 from mhaprune.wrapping.hints import check_attention, unseen
@@ -158,7 +158,7 @@ def understand(
 
 def _blocks(
     model: nn.Module, given: Sequence[AttentionBlock] | None, batch: Batches, run: Callable[[nn.Module, Any], Any]
-) -> tuple[list[AttentionBlock], list[str], Any]:
+) -> tuple[list[UnitBlock], list[str], Any]:
     """Return the blocks of a model, the paths of attention in no block, and what the model returned for the first
     example of a batch alone."""
     outputs: list[Any] = []
@@ -223,7 +223,7 @@ def with_removal(subject: Any, proof: BlockProof | None, proven: Proofs) -> tupl
     return subject, proven._replace(difference=difference, stuck=stuck, why_not=why_not)
 
 
-Look = Callable[[nn.Module, AttentionBlock], AttentionBlock]
+Look = Callable[[nn.Module, UnitBlock], UnitBlock]
 LOOKS: tuple[Look, ...] = (
     *(partial(with_more_counts, words=words) for words in MORE_COUNTS),
     *(lambda model, block, left=left: replace(block, translated=True, as_written=left) for left in (True, False)),

@@ -17,19 +17,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.heads import Block, HeadId, HeadMask
-from mhaprune.measure.outcomes import BATCH_SIZE, by_length, joined
-from mhaprune.progress import track
+from mhaprune.measure.outcomes import BATCH_SIZE, by_length
 from mhaprune.storage.cache import Cache, sources, tensor_digest, weights_digest
 from mhaprune.storage.functions import Undescribed, described
 from mhaprune.storage.store import fingerprint
 from mhaprune.subject import Fallback, Gates, Outcome
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import BlockProof, largest
-from mhaprune.wrapping.blocks import AttentionBlock, Rows, shared_words
+from mhaprune.wrapping.blocks import UnitBlock, shared_words
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.interception import attention_weights
 from mhaprune.wrapping.losses import Judge, LossAndQuality, accuracy, flat, judged, largest_probability
-from mhaprune.wrapping.replay import Replay, at_rest, recorders
+from mhaprune.wrapping.replay import at_rest
 from mhaprune.wrapping.workers import Shared
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class WrappedModel(GatedModel):
     """A user's model with its blocks of heads, and the functions that judge it."""
 
     model: nn.Module
-    blocks: tuple[AttentionBlock, ...]
+    blocks: tuple[UnitBlock, ...]
     names: tuple[Block, ...]
     loss: Judge
     quality: Judge
@@ -80,7 +79,7 @@ class WrappedModel(GatedModel):
     def module(self) -> nn.Module:
         return self.model
 
-    def with_module(self, module: Any, blocks: Sequence[AttentionBlock]) -> Self:
+    def with_module(self, module: Any, blocks: Sequence[UnitBlock]) -> Self:
         return self.changed(model=module, blocks=tuple(blocks))
 
     def changed(self, **parts: Any) -> Self:
@@ -168,7 +167,7 @@ class WrappedModel(GatedModel):
 
     @torch.no_grad()
     def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> LossAndQuality:
-        """Run mask by mask, or take what is in the cache."""
+        """Run mask by mask, with workers some masks in each, or take what is in the cache."""
         if self.cache is None or len(gates) < MANY or self._identity is None:
             return self._evaluate(batch, gates, fallback)
         # What the model answers with the last mask stands for its code, its loss and its quality.
@@ -184,23 +183,10 @@ class WrappedModel(GatedModel):
 
         return LossAndQuality(**self.cache.get_slow("masks", self._identity | what, make))
 
-    def _evaluate(self, batch: Batches, gates: Tensor, fallback: Fallback | None) -> LossAndQuality:
-        """Run mask by mask. Everything before the first gate that is not 1 is replayed from a pass with all gates open,
-        see `Replay`. With workers, each runs some of the masks."""
+    def _evaluate(self, batch: Batches, gates: Tensor, fallback: Fallback | None) -> Any:
         if self.workers:
             return self._shared.evaluate_masks(batch, gates, fallback)
-        batch = self.placed(batch)
-        replay = Replay(self.model, [block.out for block in self.blocks])
-        rows: list[LossAndQuality] = []
-        with at_rest(self.model):
-            with recorders(self.model) as record:
-                record(replay)
-                self.call(batch)
-            for gates_N in track(gates, "masks"):
-                pieces = zip(self.blocks, gates_N.split(self.grid.sizes), strict=True)
-                with replay.until([block.out for block, piece in pieces if bool((piece != 1).any())]):
-                    rows.append(self.judge(self.run_gated(batch, gates_N, fallback), batch))
-        return joined(rows, torch.stack)
+        return super().evaluate_masks(batch, gates, fallback)
 
     @cached_property
     def _identity(self) -> dict[str, Any] | None:
@@ -276,15 +262,15 @@ class WrappedModel(GatedModel):
         if not (hasattr(self.model, "can_generate") and self.model.can_generate()):  # type: ignore[operator]
             return 0
         kept = [block for block in self.blocks if "decoder" in block.path or not self.two_sided]
-        made = [rows for block in kept for rows in (block.key, block.value) if isinstance(rows, Rows)]
+        made = [source.rows for block in kept for source in block.made_by if source.role in ("key", "value")]
         features = sum(len({row for head in rows.heads for row in head}) for rows in made)
         return batch_size * length * features * self.dtype.itemsize
 
     @property
     def largest_in_cache(self) -> int:
         """The bytes of keys and values of the largest head, for one position."""
-        rows = [rows for block in self.blocks for rows in (block.key, block.value) if isinstance(rows, Rows)]
-        return 2 * max(len(head) for each in rows for head in each.heads) * self.dtype.itemsize
+        made = [source.rows for block in self.blocks for source in block.made_by if source.role in ("key", "value")]
+        return 2 * max(len(head) for rows in made for head in rows.heads) * self.dtype.itemsize
 
     @cached_property
     def two_sided(self) -> bool:

@@ -10,14 +10,15 @@ from mhaprune.attention.gates import Softmax
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.scorers.shapley import Shapley
 from mhaprune.tasks.sort import Sort
 
 
 def shapley() -> list[Pair]:
     """Shapley values of the default model's heads at equal evaluations of the split, against captum's
-    ShapleyValueSampling. Needs the extra `bench`."""
+    ShapleyValueSampling. Needs the extra `bench`, and the plug-in of examples/literature."""
     from captum.attr import ShapleyValueSampling
+
+    from mhaprune_literature.shapley import Shapley
 
     model, examples = Seq2Seq(Transformer(), VOCABULARY_SIZE, Softmax()), Sort().splits().score[:128]
     rounds, num_heads = 8, len(model.grid)

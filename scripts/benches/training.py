@@ -1,4 +1,4 @@
-"""Training steps, beside those of torch.nn.Transformer and of another recipe."""
+"""Training steps, beside those of torch.nn.Transformer and of another how."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from mhaprune.front.command_line import described
 from mhaprune.model.network import Transformer, sinusoids
 from mhaprune.model.training import Training
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.studies.trained import Recipe
+from mhaprune.studies.trained import TrainedSource
 
 
 def training() -> list[Pair]:
     """A training step of ours, gates included, against the same step of torch.nn.Transformer; AdamW and clipping
     alike."""
-    config, batch, recipe = Transformer(), random_examples(64, 10), Training(optimiser="adamw")
+    config, batch, how = Transformer(), random_examples(64, 10), Training(optimiser="adamw")
     ours = Seq2Seq(config, VOCABULARY_SIZE, Softmax())
     peer = TorchSeq2Seq(config)
-    ours_optimisers = recipe.optimisers(ours, Softmax())
-    peer_optimiser = torch.optim.AdamW(peer.parameters(), lr=recipe.learning_rate, fused=True)
+    ours_optimisers = how.optimisers(ours, Softmax())
+    peer_optimiser = torch.optim.AdamW(peer.parameters(), lr=how.learning_rate, fused=True)
 
     def ours_step() -> None:
         ours.train()
         with torch.enable_grad():
-            recipe.step(ours, batch, ours_optimisers)
+            how.step(ours, batch, ours_optimisers)
 
     def peer_step() -> None:
         peer.train()
@@ -48,26 +48,26 @@ def training() -> list[Pair]:
 
 
 def recipes(count: int = 16) -> list[Pair]:
-    """As many training steps by the default recipe of a task as by the one before it: AdamW, batches as drawn."""
+    """As many training steps by the default how of a task as by the one before it: AdamW, batches as drawn."""
 
     def steps(*overrides: str) -> Callable[[], None]:
         source = described("experiment=train", *overrides).source
-        assert isinstance(source, Recipe)
-        recipe, train = source.training, source.task.splits().train
+        assert isinstance(source, TrainedSource)
+        how, train = source.training, source.task.splits().train
         model = Seq2Seq(source.model, len(source.task.vocabulary), source.gate).train()
-        optimisers = recipe.optimisers(model, source.gate)
-        batches = train.shuffled_batches(recipe.batch_size, torch.Generator().manual_seed(0), recipe.sorted_batches)
+        optimisers = how.optimisers(model, source.gate)
+        batches = train.shuffled_batches(how.batch_size, torch.Generator().manual_seed(0), how.sorted_batches)
 
         def call() -> None:
             with torch.enable_grad():
                 for batch in islice(batches, count):
-                    recipe.step(model, batch, optimisers)
+                    how.step(model, batch, optimisers)
 
         return call
 
     pairs: list[Pair] = []
     for task, before in (("sort", "adamw"), ("inflection", "adamw_inflection")):
-        pairs.append((f"recipe of {task}", steps(f"task={task}"), steps(f"task={task}", f"training={before}")))
+        pairs.append((f"how of {task}", steps(f"task={task}"), steps(f"task={task}", f"training={before}")))
     return pairs
 
 

@@ -147,7 +147,7 @@ REFUSED = {
         ("experiment.oracle=exact", "experiment.oracle=exact: 24 heads have 16777216 subsets, exact takes up to 16"),
         ("experiment.budgets=[24]", "experiment.budgets=[24]: none of them leaves a choice between heads"),
         ("gate=none", "scorer=gate: needs learned gates"),
-        ("schedule=[greedy,rearrangement]", "schedule=[greedy,rearrangement]: must name at least one that uses scores"),
+        ("schedule=[greedy,greedy_refit]", "schedule=[greedy,greedy_refit]: must name at least one that uses scores"),
         ("schedule=[]", "schedule=[]: must name at least one that uses scores, for example one_shot"),
         ("schedule.greedy.keep_at_least=2", "left in every block only 12 of 24 may go"),
         ("schedule=iterative", "scorer=gate: needs learned gates, so gate=softmax and a schedule"),

@@ -13,6 +13,7 @@ import mhaprune
 from mhaprune.attention.gates import Softmax
 from mhaprune.front.command_line import main
 from mhaprune.heads import HeadId, HeadMask
+from mhaprune.inputs import Study
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.checkpoint import load, restore, to_bytes
 from mhaprune.model.transformer import Seq2Seq
@@ -20,7 +21,6 @@ from mhaprune.runs.run import build
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.seals import sealed
 from mhaprune.storage.store import RunFolder
-from mhaprune.studies.study import Study
 from support.commands import run_here, run_script
 from support.composing import compose, tables_in
 from support.sizes import LEARNT, chosen, slow, small
@@ -42,7 +42,7 @@ def pruned(study: Study) -> Seq2Seq:
 @pytest.fixture(scope="module")
 def file(study: Study, pruned: Seq2Seq, cache: Path) -> Path:
     path = cache.parent / "pruned.pt"
-    path.write_bytes(study.trained.save(pruned))
+    path.write_bytes(study.saved("model", pruned)["model.pt"])
     return path
 
 
@@ -95,7 +95,7 @@ def test_a_pruned_model_is_pruned_again_and_heads_keep_their_names(
 def test_a_model_without_any_head_is_a_model(study: Study, cache: Path, tmp_path: Path) -> None:
     path = tmp_path / "none.pt"
     grid = study.subject.grid
-    path.write_bytes(study.trained.save(study.subject.without(HeadMask(grid, frozenset(grid)))))
+    path.write_bytes(study.saved("model", study.subject.without(HeadMask(grid, frozenset(grid))))["model.pt"])
     overrides = [f"model_file={path}", f"cache={cache}"]
     assert list(run(tmp_path / "run", "experiment=evaluate", *overrides)["accuracy"]["heads_total"]) == [0]
     greedy = ["schedule=greedy", "scorer=[]", "recovery=[]", *small("experiment", "prune"), "experiment.budgets=[0]"]
@@ -111,9 +111,9 @@ def test_what_is_read_is_what_was_saved(study: Study, pruned: Seq2Seq, file: Pat
     assert saved.facts["task"] == "sort"
     assert len(saved.history) == len(study.history)
     again = build(compose("experiment=evaluate", f"model_file={file}"))
-    assert (again.task, again.training) == (study.trained.task, study.trained.training)
+    assert (again.task, again.training) == (study.task, study.training)
     assert again.study().trained_with == saved.facts["trained_with"] == study.trained_with
-    built = pruned.config, len(study.trained.task.vocabulary)
+    built = pruned.config, len(study.task.vocabulary)
     restored = restore(saved, *built)
     assert not restored.training
     assert torch.equal(restored.call(batch), pruned.call(batch))
@@ -128,7 +128,7 @@ def test_two_files_of_one_name_are_two_runs(study: Study, file: Path, tmp_path: 
     """A run's fingerprint is that of the weights, wherever they lie."""
     copy, other = tmp_path / "copy.pt", tmp_path / "other.pt"
     copy.write_bytes(file.read_bytes())
-    other.write_bytes(study.trained.save(study.subject.without(HeadMask(study.subject.grid))))
+    other.write_bytes(study.saved("model", study.subject.without(HeadMask(study.subject.grid)))["model.pt"])
     runs = [build(compose("experiment=evaluate", f"model_file={path}")).identity["run"] for path in (file, copy, other)]
     assert runs[0] == runs[1] != runs[2]
 
@@ -148,7 +148,7 @@ def test_anything_else_is_refused_in_one_line(file: Path, tmp_path: Path) -> Non
         (whole[: len(whole) // 2], "damaged or no saved model at all, no checksum at its end, so truncated"),
         (b"", "damaged or no saved model at all, no checksum at its end"),
         (broken({}), "holds something else, must be a model that mhaprune saved"),
-        (broken({"content": 1, "recipe": {}}), "holds something else, must be a model that mhaprune saved"),
+        (broken({"content": 1, "key": {}}), "holds something else, must be a model that mhaprune saved"),
         (broken(content, version=1), "saved in version 1 of the format, this mhaprune reads 4"),
         (broken(content, weights=weights), "damaged, its weights do not fit"),
         (broken(content, weights=shifted), "damaged, its weights are not those that were saved"),

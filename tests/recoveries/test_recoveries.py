@@ -10,20 +10,21 @@ import torch.nn.functional as F
 
 from mhaprune.data import PAD, Splits
 from mhaprune.heads import HeadId, HeadMask
+from mhaprune.inputs import Study
 from mhaprune.model.training import cross_entropy
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.recoveries.base import Recovery, RecoveryContext, recover
+from mhaprune.recoveries.base import Recovery, recover
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.recoveries.refit import Refit
 from mhaprune.storage.cache import weights_digest
 from mhaprune.tasks.sort import Sort
-from support.models import gated_model, lesson_of
+from support.models import gated_model, study_with
 
 
 @pytest.fixture(scope="module")
-def lesson(task: Sort, splits: Splits) -> RecoveryContext:
-    return lesson_of(gated_model(task).float(), splits)
+def study(task: Sort, splits: Splits) -> Study:
+    return study_with(gated_model(task).float(), splits)
 
 
 def without(model: Seq2Seq, *names: str) -> Seq2Seq:
@@ -31,28 +32,28 @@ def without(model: Seq2Seq, *names: str) -> Seq2Seq:
 
 
 @torch.no_grad()
-def test_distillation_asks_for_the_teachers_probabilities(lesson: RecoveryContext, splits: Splits) -> None:
+def test_distillation_asks_for_the_teachers_probabilities(study: Study, splits: Splits) -> None:
     batch = splits.report[:8]
-    teacher, model = lesson.dense, without(lesson.dense, "cross.0.0", "encoder_self.0.1")
+    teacher, model = study.subject, without(study.subject, "cross.0.0", "encoder_self.0.1")
     p, q = (m.call(batch).softmax(dim=-1) for m in (teacher, model))
     valid = batch.target != PAD
     kl = ((p * (p / q).log()).sum(dim=-1)[valid]).mean()
     ce = F.cross_entropy(model.call(batch)[valid], batch.target[valid])
     assert float(kl) > 0.01, "the fixture must tell right from wrong"
-    distil = lesson.training.distil
+    distil = study.training.distil
     torch.testing.assert_close(distil(model, batch, teacher, 0.3), 0.7 * ce + 0.3 * kl, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(distil(model, batch, teacher, 0.0), cross_entropy(model, batch))
     with torch.enable_grad():
-        plain, taught = (FineTune(steps=2, distillation=d)(lesson, model, 0, None, print)[0] for d in (0.0, 0.9))
+        plain, taught = (FineTune(steps=2, distillation=d)(study, model, 0, None, print)[0] for d in (0.0, 0.9))
     assert not torch.equal(plain.output.bias, taught.output.bias)
 
 
-def test_a_small_model_can_be_taught_by_the_whole_one(lesson: RecoveryContext) -> None:
-    left = without(lesson.dense, "cross.0.0")
+def test_a_small_model_can_be_taught_by_the_whole_one(study: Study) -> None:
+    left = without(study.subject, "cross.0.0")
     plain, same, taught = (
-        FromScratch(distillation=share)(lesson, left, 0, None, lambda state: None)[0] for share in (0.0, 0.0, 0.9)
+        FromScratch(distillation=share)(study, left, 0, None, lambda state: None)[0] for share in (0.0, 0.0, 0.9)
     )
-    other = replace(lesson, dense=without(lesson.dense, "encoder_self.0.0"))
+    other = replace(study, subject=without(study.subject, "encoder_self.0.0"))
     assert not torch.equal(
         taught.output.bias, FromScratch(distillation=0.9)(other, left, 0, None, lambda state: None)[0].output.bias
     )
@@ -61,18 +62,18 @@ def test_a_small_model_can_be_taught_by_the_whole_one(lesson: RecoveryContext) -
     assert plain.grid.sizes == taught.grid.sizes == left.grid.sizes
 
 
-def test_a_recovery_is_kept_for_all_that_decides_it_and_nothing_else(lesson: RecoveryContext) -> None:
-    def kept_for(recovery: Recovery, left: Seq2Seq = lesson.dense, draw: int = 0, extra_steps: int = 2) -> Any:
+def test_a_recovery_is_kept_for_all_that_decides_it_and_nothing_else(study: Study) -> None:
+    def kept_for(recovery: Recovery, left: Seq2Seq = study.subject, draw: int = 0, extra_steps: int = 2) -> Any:
         asked: list[dict[str, Any]] = []
 
         def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
             asked.append(what)
             return {"weights": None, "history": [], "note": ""}
 
-        recover(recovery, replace(lesson, extra_steps=extra_steps), left, draw, remember)
+        recover(recovery, replace(study, extra_steps=extra_steps, remember=remember), left, draw)
         return asked[0]
 
-    first, other = (without(lesson.dense, f"cross.0.{n}") for n in (0, 1))
+    first, other = (without(study.subject, f"cross.0.{n}") for n in (0, 1))
     assert list(kept_for(FineTune())["recovered_with"]) == ["mhaprune.recoveries"]
     assert kept_for(FineTune(), first) != kept_for(FineTune(), other)
     assert kept_for(FineTune()) != kept_for(FineTune(start=Refit())) != kept_for(FineTune(start=Refit(ridge=0.1)))
@@ -86,17 +87,17 @@ def test_a_recovery_is_kept_for_all_that_decides_it_and_nothing_else(lesson: Rec
 
 
 def test_a_control_never_starts_from_the_weights_of_a_run(
-    lesson: RecoveryContext, task: Sort, monkeypatch: pytest.MonkeyPatch
+    study: Study, task: Sort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of any seed that people use: else a draw of the control would be the dense model itself."""
-    monkeypatch.setattr(type(lesson.training), "__call__", lambda *arguments: pd.DataFrame())
+    monkeypatch.setattr(type(study.training), "__call__", lambda *arguments: pd.DataFrame())
     started = set()
     for seed in range(4):
         torch.manual_seed(seed)
-        started.add(weights_digest(Seq2Seq(lesson.dense.config, len(task.vocabulary), None)))
-    left = lesson.dense.without(HeadMask(lesson.dense.grid))
+        started.add(weights_digest(Seq2Seq(study.subject.config, len(task.vocabulary), None)))
+    left = study.subject.without(HeadMask(study.subject.grid))
     controls = [
-        weights_digest(FromScratch()(replace(lesson, seed=seed), left, draw, None, lambda state: None)[0])
+        weights_digest(FromScratch()(replace(study, seed=seed), left, draw, None, lambda state: None)[0])
         for seed in range(4)
         for draw in range(3)
     ]

@@ -13,27 +13,28 @@ from torch import Tensor, nn
 
 from mhaprune.data import PAD, Examples, Splits
 from mhaprune.heads import HeadId, HeadMask
+from mhaprune.inputs import Study
 from mhaprune.measure.outcomes import output_difference
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.recoveries.base import RecoveryContext, recover
+from mhaprune.recoveries.base import recover
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refit import Refit
 from mhaprune.recoveries.refitting import ENOUGH, correct, ridges
 from mhaprune.subject import LastMap
 from mhaprune.tasks.sort import Sort
-from support.models import decoded_plainly, gated_model, lesson_of
+from support.models import decoded_plainly, gated_model, study_with
 
 RAGGED = ["encoder_self.0.0", "decoder_self.0.1", "decoder_self.0.2", "cross.0.0", *(f"cross.1.{n}" for n in range(3))]
 GONE = {"ragged": RAGGED, "decoder only": ["decoder_self.1.0"], "all": None}
 
 
 @pytest.fixture(scope="module")
-def lesson(task: Sort, splits: Splits) -> RecoveryContext:
+def study(task: Sort, splits: Splits) -> Study:
     """Of a model that answers with several symbols, some answers shorter than others."""
     dense = gated_model(task)
     with torch.no_grad():
         dense.output.bias[:4] += torch.tensor([-100.0, -100.0, -1.0, -1.0]).double()
-    return lesson_of(dense, splits)
+    return study_with(dense, splits)
 
 
 def without(model: Seq2Seq, names: Sequence[str] | None) -> Seq2Seq:
@@ -43,12 +44,12 @@ def without(model: Seq2Seq, names: Sequence[str] | None) -> Seq2Seq:
 
 
 @pytest.fixture(params=GONE)
-def left(request: pytest.FixtureRequest, lesson: RecoveryContext) -> Seq2Seq:
-    return without(lesson.dense, GONE[request.param])
+def left(request: pytest.FixtureRequest, study: Study) -> Seq2Seq:
+    return without(study.subject, GONE[request.param])
 
 
-def recovered(recovery: Any, lesson: RecoveryContext, left: Seq2Seq) -> Seq2Seq:
-    model: Seq2Seq = recovery(lesson, left, 0, None, lambda state: None)[0]
+def recovered(recovery: Any, study: Study, left: Seq2Seq) -> Seq2Seq:
+    model: Seq2Seq = recovery(study, left, 0, None, lambda state: None)[0]
     return model
 
 
@@ -82,15 +83,13 @@ def walked(
 
 
 @torch.no_grad()
-def test_every_map_is_least_squares_on_the_streams_that_the_maps_before_it_left(
-    lesson: RecoveryContext, left: Seq2Seq
-) -> None:
+def test_every_map_is_least_squares_on_the_streams_that_the_maps_before_it_left(study: Study, left: Seq2Seq) -> None:
     """In one batch, by torch.linalg.lstsq, with a row for every weight that the ridge holds. So the error on what it
     saw is never larger than before."""
     ridge, better = 0.01, 0
-    new = recovered(Refit(ridge=ridge), lesson, left)
-    batch = answered(lesson.dense, lesson.splits.train.source)
-    for mine, old, read, wanted in walked(lesson.dense, left, new, batch):
+    new = recovered(Refit(ridge=ridge), study, left)
+    batch = answered(study.subject, study.splits.train.source)
+    for mine, old, read, wanted in walked(study.subject, left, new, batch):
         width = read.shape[1]
         strength = (ridge * read.square().sum() / max(1, width)).sqrt()
         rows = torch.eye(width + 1).double()[:-1] * strength
@@ -107,12 +106,12 @@ def test_every_map_is_least_squares_on_the_streams_that_the_maps_before_it_left(
 
 
 @torch.no_grad()
-def test_by_head_it_is_least_squares_in_one_factor_per_head(lesson: RecoveryContext, left: Seq2Seq) -> None:
+def test_by_head_it_is_least_squares_in_one_factor_per_head(study: Study, left: Seq2Seq) -> None:
     """In one batch, with a column of ones, and a row for every factor that the ridge holds near 1."""
     ridge, moved = 0.02, 0
-    new = recovered(Refit(ridge=ridge, by_head=True), lesson, left)
-    batch = answered(lesson.dense, lesson.splits.train.source)
-    for mine, old, read, wanted in walked(lesson.dense, left, new, batch):
+    new = recovered(Refit(ridge=ridge, by_head=True), study, left)
+    batch = answered(study.subject, study.splits.train.source)
+    for mine, old, read, wanted in walked(study.subject, left, new, batch):
         if not mine.name.endswith("out_proj"):
             assert torch.equal(mine.weight, old.weight), mine.name
         elif read.shape[1]:
@@ -130,56 +129,56 @@ def test_by_head_it_is_least_squares_in_one_factor_per_head(lesson: RecoveryCont
 
 
 @torch.no_grad()
-def test_factors_that_are_too_large_are_not_taken(lesson: RecoveryContext) -> None:
+def test_factors_that_are_too_large_are_not_taken(study: Study) -> None:
     """A head that writes a hundredth of what it did would need a factor of a hundred."""
-    weak = without(lesson.dense, ())
+    weak = without(study.subject, ())
     out = weak.attention_sublayers()[weak.grid.blocks[0]].attention.out_proj
     out.weight[:, :4] /= 100
     before = out.weight.clone()
-    new = recovered(Refit(ridge=1e-9, by_head=True), lesson, weak)
+    new = recovered(Refit(ridge=1e-9, by_head=True), study, weak)
     assert torch.equal(new.attention_sublayers()[weak.grid.blocks[0]].attention.out_proj.weight, before)
     out.weight[:, :4] *= 20
-    new = recovered(Refit(ridge=1e-9, by_head=True), lesson, weak)
+    new = recovered(Refit(ridge=1e-9, by_head=True), study, weak)
     factors = new.attention_sublayers()[weak.grid.blocks[0]].attention.out_proj.weight / out.weight
     torch.testing.assert_close(factors[0], torch.tensor([5.0, 1.0, 1.0]).double().repeat_interleave(4))
 
 
 @torch.no_grad()
-def test_a_model_that_lost_nothing_is_not_changed(lesson: RecoveryContext, batch: Examples) -> None:
+def test_a_model_that_lost_nothing_is_not_changed(study: Study, batch: Examples) -> None:
     """With live gates and with folded ones."""
-    for left in (lesson.dense, without(lesson.dense, ())):
-        new = recovered(Refit(), lesson, left)
-        assert output_difference(new, lesson.dense, batch) < 1e-9
+    for left in (study.subject, without(study.subject, ())):
+        new = recovered(Refit(), study, left)
+        assert output_difference(new, study.subject, batch) < 1e-9
 
 
 @torch.no_grad()
-def test_a_learned_gate_stays_where_it_is_and_the_map_behind_it_is_fitted(lesson: RecoveryContext) -> None:
+def test_a_learned_gate_stays_where_it_is_and_the_map_behind_it_is_fitted(study: Study) -> None:
     """A live gate scales what W_O reads, so it must count in the fit: closing a head of a gated model is removal."""
-    gated = copy.deepcopy(lesson.dense)
+    gated = copy.deepcopy(study.subject)
     for sublayer in gated.attention_sublayers().values():
         sublayer.attention.head_mask[0] = 0.0
     first = [head for head in gated.grid if head.head == 0]
-    removed = lesson.dense.without(HeadMask(gated.grid, frozenset(first)))
-    masked, cut = (recovered(Refit(ridge=0.0), lesson, left) for left in (gated, removed))
+    removed = study.subject.without(HeadMask(gated.grid, frozenset(first)))
+    masked, cut = (recovered(Refit(ridge=0.0), study, left) for left in (gated, removed))
     assert masked.learned_gates() is not None
-    assert output_difference(masked, cut, lesson.splits.report) < 1e-6
+    assert output_difference(masked, cut, study.splits.report) < 1e-6
 
 
-def test_no_target_and_no_other_split_is_read(lesson: RecoveryContext) -> None:
-    left, train = without(lesson.dense, RAGGED), lesson.splits.train
+def test_no_target_and_no_other_split_is_read(study: Study) -> None:
+    left, train = without(study.subject, RAGGED), study.splits.train
     unlabelled = Examples(train.source, torch.full_like(train.target, -1))
-    blind = replace(lesson, splits=Splits(train=unlabelled))
-    first = recovered(Refit(), lesson, left)
+    blind = replace(study, splits=Splits(train=unlabelled))
+    first = recovered(Refit(), study, left)
     assert same(first, recovered(Refit(), blind, left))
-    others = replace(lesson, splits=Splits(train=Examples(train.source.roll(1, 0)[:100], train.target)))
+    others = replace(study, splits=Splits(train=Examples(train.source.roll(1, 0)[:100], train.target)))
     assert not same(first, recovered(Refit(), others, left)), "it does read the sources"
 
 
-def test_only_attention_is_fitted_where_that_is_said(lesson: RecoveryContext) -> None:
-    left = without(lesson.dense, RAGGED)
+def test_only_attention_is_fitted_where_that_is_said(study: Study) -> None:
+    left = without(study.subject, RAGGED)
 
     def changed_by(recovery: Refit) -> set[str]:
-        new, old = recovered(recovery, lesson, left).state_dict(), left.state_dict()
+        new, old = recovered(recovery, study, left).state_dict(), left.state_dict()
         return {name for name, value in new.items() if not torch.equal(value, old[name])}
 
     changed, both = changed_by(Refit(feed_forward=False)), changed_by(Refit())
@@ -190,9 +189,9 @@ def test_only_attention_is_fitted_where_that_is_said(lesson: RecoveryContext) ->
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
 def test_few_examples_are_enough_for_some_change_and_are_said_once(
-    lesson: RecoveryContext, ridge: float, caplog: pytest.LogCaptureFixture
+    study: Study, ridge: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fresh, left = replace(lesson), without(lesson.dense, RAGGED)
+    fresh, left = replace(study), without(study.subject, RAGGED)
     recovered(Refit(), fresh, left)
     assert not caplog.messages, "enough examples are not remarked on"
     with caplog.at_level(logging.WARNING):
@@ -207,39 +206,37 @@ def test_few_examples_are_enough_for_some_change_and_are_said_once(
 
 
 @pytest.mark.parametrize("broken", ["dense", "left"])
-def test_states_that_are_not_finite_are_said_in_a_line_and_leave_the_model_as_it_was(
-    lesson: RecoveryContext, broken: str
-) -> None:
-    models = {"dense": copy.deepcopy(lesson.dense), "left": without(lesson.dense, RAGGED)}
+def test_states_that_are_not_finite_are_said_in_a_line_and_leave_the_model_as_it_was(study: Study, broken: str) -> None:
+    models = {"dense": copy.deepcopy(study.subject), "left": without(study.subject, RAGGED)}
     with torch.no_grad():
         models[broken].encoder[1].feed_forward[1].weight[0] = torch.inf
-    dense = lesson_of(models["dense"], lesson.splits)
-    done = recover(Refit(), dense, models["left"], 0, lambda kind, what, make: make(None, print))
+    dense = study_with(models["dense"], study.splits)
+    done = recover(Refit(), dense, models["left"])
     assert done.note == "diverged, so it is as it was: the states of encoder.1.feed_forward.4 are not finite"
     assert same(done.model, models["left"])
     assert done.history.empty
 
 
-def test_fine_tuning_can_start_from_it(lesson: RecoveryContext) -> None:
-    left = without(lesson.dense, RAGGED)
-    both = recovered(FineTune(steps=2, start=Refit()), lesson, left)
-    assert same(both, recovered(FineTune(steps=2), lesson, recovered(Refit(), lesson, left)))
-    assert not same(both, recovered(FineTune(steps=2), lesson, left))
+def test_fine_tuning_can_start_from_it(study: Study) -> None:
+    left = without(study.subject, RAGGED)
+    both = recovered(FineTune(steps=2, start=Refit()), study, left)
+    assert same(both, recovered(FineTune(steps=2), study, recovered(Refit(), study, left)))
+    assert not same(both, recovered(FineTune(steps=2), study, left))
     longer = FineTune(steps=2, start=FineTune(steps=3))
     assert longer.extra_steps == 5
 
 
-def test_it_is_done_anew_rather_than_kept_in_a_cache(lesson: RecoveryContext) -> None:
-    left = without(lesson.dense, RAGGED)
+def test_it_is_done_anew_rather_than_kept_in_a_cache(study: Study) -> None:
+    left = without(study.subject, RAGGED)
 
     def refuse(kind: str, what: Any, make: Any) -> Any:
         raise AssertionError("it takes a second")
 
-    found = recover(Refit(), lesson, left, 0, refuse)
-    assert same(found.model, recovered(Refit(), lesson, left))
+    found = recover(Refit(), replace(study, remember=refuse), left)
+    assert same(found.model, recovered(Refit(), study, left))
     assert found.history.empty
     with pytest.raises(AssertionError, match="takes a second"):
-        recover(FineTune(steps=1), lesson, left, 0, refuse)
+        recover(FineTune(steps=1), replace(study, remember=refuse), left)
 
 
 def test_ridges_compete_where_a_map_has_few_tokens_for_its_inputs() -> None:
@@ -326,16 +323,16 @@ def test_with_nothing_to_choose_by_the_largest_ridge_is_taken() -> None:
 
 
 def test_a_wider_refit_reads_as_many_sources_half_of_them_of_other_kinds(
-    lesson: RecoveryContext, task: Sort, splits: Splits
+    study: Study, task: Sort, splits: Splits
 ) -> None:
-    left, wider = without(lesson.dense, RAGGED), task.wider()
-    both = replace(lesson, splits=Splits(**dict(splits.items()), wider=wider))
+    left, wider = without(study.subject, RAGGED), task.wider()
+    both = replace(study, splits=Splits(**dict(splits.items()), wider=wider))
     half = pad_together(splits.train[:40], wider[:40])
-    only = replace(lesson, splits=Splits(**(dict(splits.items()) | {"train": half})))
+    only = replace(study, splits=Splits(**(dict(splits.items()) | {"train": half})))
     found = recovered(Refit(examples=80, wider=True), both, left)
     for name, weight in recovered(Refit(examples=80), only, left).state_dict().items():
         torch.testing.assert_close(found.state_dict()[name], weight, rtol=1e-6, atol=1e-8, msg=name)
-    assert not same(found, recovered(Refit(examples=80), lesson, left))
+    assert not same(found, recovered(Refit(examples=80), study, left))
 
 
 def pad_together(*parts: Examples) -> Examples:

@@ -1,4 +1,4 @@
-"""What must hold for every schedule of conf/schedule, a new one too."""
+"""What must hold for every schedule of conf/schedule and of examples/literature, a new one too."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,11 +13,10 @@ from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.base import Evidence, Schedule, Stepwise
 from mhaprune.subject import Subject
-from support.composing import every
-from support.sizes import options
+from support.composing import every, known
 
 
-@pytest.fixture(params=options("schedule"))
+@pytest.fixture(params=known("schedule"))
 def schedule(request: pytest.FixtureRequest) -> Schedule:
     found = every("schedule")[request.param]
     assert isinstance(found, Schedule)

@@ -1,46 +1,35 @@
 """Schedules against plain twins on a tiny model."""
 
-from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from mhaprune.data import Examples, Splits
-from mhaprune.heads import HeadMask
+from mhaprune.heads import Block, HeadGrid, HeadMask
 from mhaprune.measure.outcomes import measure, output_difference
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import Refits, Search
 from mhaprune.recoveries.refitting import refit, show
-from mhaprune.schedules.base import Evidence
-from mhaprune.schedules.bottom_up import BottomUp
+from mhaprune.schedules.base import Evidence, Stepwise
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.schedules.greedy_refit import GreedyRefit
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
-from mhaprune.schedules.swap import Swap
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.refit_error import RefitError
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.subject import Subject
-from support.models import judged
+from support.models import evidence_of, judged, loss_of
 from support.sizes import slow
-
-
-def loss_of(model: Seq2Seq, splits: Splits, mask: HeadMask) -> float:
-    """With the heads masked, which is quicker than to remove them and loses the same."""
-    return float(measure(model, splits.score, mask.gates()).loss.mean())
 
 
 @pytest.fixture
 def judge(model: Seq2Seq, splits: Splits) -> Evidence:
-    def score(left: Subject) -> Tensor:
-        return Ablation()(left, splits.score, 0).values[0]
-
-    def loss(masks: Sequence[HeadMask]) -> Tensor:
-        return torch.tensor([loss_of(model, splits, mask) for mask in masks])
-
-    return Evidence(model, score, loss)
+    return evidence_of(model, splits)
 
 
 def test_one_shot_removes_the_lowest_and_of_equals_the_first(model: Seq2Seq) -> None:
@@ -112,25 +101,6 @@ def test_greedy_refit_removes_what_costs_least_after_a_refit(
     assert search.cost["forward_passes"] == pytest.approx(passes * 4 / len(score))
 
 
-def test_bottom_up_settles_one_block_after_the_other_on_refitted_models(model: Seq2Seq, splits: Splits) -> None:
-    """Against a plain loop."""
-    score, budget = splits.score, 7
-    shown = show(model, Examples(score.source[:16:2], score.target[:16:2]))
-    mask = HeadMask(model.grid)
-    for place, block in enumerate(model.grid.blocks):
-        left = refit(model.without(mask), shown, 1e-3, feed_forward=False) if mask.removed else model
-        worth = dict(zip(left.grid, Ablation()(left, score, 0).values[0].tolist(), strict=True))
-        later = [head for head in left.grid if head.block in model.grid.blocks[place:]]
-        weakest = sorted(later, key=worth.__getitem__)[: budget - len(mask.removed)]
-        mask = HeadMask(model.grid, mask.removed | {head for head in weakest if head.block == block})
-    search = Search(Scoring(model, score, 0), "ablation", Ablation())
-    assert search(BottomUp(examples=16), [0, budget]) == [HeadMask(model.grid), mask]
-    one_shot, iterative = (
-        Search(Scoring(model, score, 0), "ablation", Ablation())(s, [7])[0] for s in (OneShot(), Iterative())
-    )
-    assert mask not in (one_shot, iterative), "the fixture must tell them apart"
-
-
 def test_refits_read_the_first_examples_and_no_label_for_the_fit(model: Seq2Seq, splits: Splits) -> None:
     score = splits.score
     mask = HeadMask(model.grid, frozenset(model.grid.heads[::3]))
@@ -150,45 +120,6 @@ def test_ablation_after_every_head_is_greedy(judge: Evidence) -> None:
     assert Iterative()(judge, budgets) == Greedy()(judge, budgets)
 
 
-def test_swap_ends_where_no_exchange_helps(model: Seq2Seq, splits: Splits, judge: Evidence) -> None:
-    bad = judged(model, -judge.score(model))
-    (start,) = OneShot()(bad, [3])
-    (end,) = Swap(OneShot())(Evidence(model, bad.score, judge.loss), [3])
-    best = loss_of(model, splits, end)
-    assert len(end.removed) == 3
-    assert best < loss_of(model, splits, start)
-    for back in end.removed:
-        for gone in end.kept:
-            exchanged = HeadMask(model.grid, end.removed - {back} | {gone})
-            assert loss_of(model, splits, exchanged) >= best
-
-
-def test_an_exchange_leaves_every_block_what_it_must_keep(model: Seq2Seq) -> None:
-    """Also where the loss would have a block emptied."""
-    first = model.grid.blocks[0]
-
-    def loss(masks: Sequence[HeadMask]) -> Tensor:
-        return torch.tensor([-float(sum(head.block == first for head in mask.removed)) for mask in masks])
-
-    judge = Evidence(model, judged(model, -torch.arange(len(model.grid)).double()).score, loss)
-    for keep, gone in ((0, 3), (1, 2)):
-        (mask,) = Swap(OneShot(keep_at_least=keep))(judge, [6])
-        assert sum(head.block == first for head in mask.removed) == gone
-
-
-def test_per_block_heads_are_exchanged_within_their_block(model: Seq2Seq) -> None:
-    """The schedule takes the first head of every block, and the loss would have the last one of it removed."""
-    firsts, lasts = ({model.grid.heads[model.grid.positions(block)[n]] for block in model.grid.blocks} for n in (0, -1))
-    scores = torch.tensor([float(head not in firsts) for head in model.grid])
-
-    def loss(masks: Sequence[HeadMask]) -> Tensor:
-        return torch.tensor([-float(len(mask.removed & lasts)) for mask in masks])
-
-    judge = Evidence(model, judged(model, scores).score, loss)
-    (mask,) = Swap(OneShot(scope="per_block"))(judge, [len(firsts)])
-    assert mask.removed == lasts
-
-
 def test_blocks_are_compared_with_what_they_were_before_anything_was_removed(model: Seq2Seq) -> None:
     """A block that has given a head is not the next to give one, also when what is left is a model of its own."""
     scores = torch.arange(len(model.grid)).double()
@@ -197,3 +128,46 @@ def test_blocks_are_compared_with_what_they_were_before_anything_was_removed(mod
     judge = Evidence(left, lambda subject: scores[1:], judged(model, scores).loss, model.grid)
     (second,) = OneShot(scope="per_block")(judge, [1])
     assert {head.block for head in first.removed} != {head.block for head in second.removed}
+
+
+@pytest.mark.parametrize("schedule", [OneShot(), OneShot(scope="per_block"), Iterative(every=3), Greedy()])
+def test_a_budget_of_costs_is_met_by_the_first_mask_that_removes_as_much(
+    model: Seq2Seq, splits: Splits, judge: Evidence, schedule: Stepwise
+) -> None:
+    cost = torch.arange(1.0, len(model.grid) + 1)
+    priced = replace(judge, cost=cost)
+    path = list(schedule.path(priced))
+    removed = [float(cost @ (1 - mask.gates())) for mask in path]
+    budgets = [0.0, 0.5, 20.0, removed[7], removed[-1]]
+    first = [next(mask for mask, gone in zip(path, removed, strict=True) if gone >= budget) for budget in budgets]
+    assert schedule(priced, budgets) == first
+    with pytest.raises(ValueError, match=f"budgets={removed[-1] + 1:g}: cannot be met, 0 heads must stay"):
+        schedule(priced, [removed[-1] + 1])
+
+
+def test_of_equal_scores_the_dearest_goes_first(model: Seq2Seq) -> None:
+    scores, cost = torch.ones(len(model.grid)), torch.ones(len(model.grid))
+    cost[4], scores[7] = 2.0, 0.6
+    (mask,) = OneShot()(replace(judged(model, scores), cost=cost), [2.5])
+    assert mask.removed == {model.grid.heads[4], model.grid.heads[7]}
+
+
+@pytest.mark.parametrize("scope", ["global", "per_block"])
+def test_thousands_of_units_make_no_mask_that_nobody_asked_for(scope: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask for every step would be quadratic: 4,096 units took eight seconds."""
+    grid = HeadGrid.full([Block("ffn", layer) for layer in range(4)], 1024)
+    scores = torch.rand(4096, generator=torch.Generator().manual_seed(0))
+    made, plain = list[int](), HeadMask.__post_init__
+    monkeypatch.setattr(HeadMask, "__post_init__", lambda mask: (made.append(len(mask.removed)), plain(mask)))
+    schedule = OneShot(scope=scope, keep_at_least=100)
+    masks = schedule(Evidence(SimpleNamespace(grid=grid), lambda left: scores, print), [1000, 3000])  # type: ignore[arg-type]
+    assert len(made) < 10
+    for mask, count in zip(masks, (1000, 3000), strict=True):
+        by_block = scores.view(4, 1024)
+        if scope == "per_block":
+            weakest = by_block.argsort(dim=1)[:, : count // 4] + 1024 * torch.arange(4)[:, None]
+            assert mask.removed == {grid.heads[n] for n in weakest.flatten().tolist()}
+        else:
+            allowed = scores.clone()  # the best 100 of a block stay
+            allowed[(by_block.argsort(dim=1)[:, -100:] + 1024 * torch.arange(4)[:, None]).flatten()] = torch.inf
+            assert mask.removed == {grid.heads[n] for n in allowed.argsort()[:count].tolist()}

@@ -1,4 +1,4 @@
-"""What must hold for every scorer of conf/scorer, a new one too."""
+"""What must hold for every scorer of conf/scorer and of examples/literature, a new one too."""
 
 from collections.abc import Callable
 
@@ -11,14 +11,13 @@ from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.base import NEEDS_GATES, Budgeted, Scorer, Scores
 from mhaprune.tasks.sort import Sort
-from support.composing import every
+from support.composing import every, known
 from support.models import gated_model
-from support.sizes import options
 
 Score = Callable[[Scorer], Scores]
 
 
-@pytest.fixture(params=options("scorer"))
+@pytest.fixture(params=known("scorer"))
 def scorer(request: pytest.FixtureRequest) -> Scorer:
     found = every("scorer")[request.param]
     assert isinstance(found, Scorer)

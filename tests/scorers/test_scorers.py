@@ -11,13 +11,9 @@ from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation, resample
-from mhaprune.scorers.all_but_one import AllButOne
-from mhaprune.scorers.confidence import Confidence
-from mhaprune.scorers.entropy import Entropy
-from mhaprune.scorers.fisher import Fisher
+from mhaprune.scorers.attention import Confidence, Entropy
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.gate_output import GateOutput
-from mhaprune.scorers.knowledge import Knowledge
 from mhaprune.scorers.magnitude import Magnitude
 from mhaprune.scorers.random import Random
 from mhaprune.subject import Fallback
@@ -87,17 +83,6 @@ def test_gate_output_is_the_loop_over_tokens(model: Seq2Seq, splits: Splits) -> 
     torch.testing.assert_close(folded.stderr, scores.stderr)
 
 
-def test_knowledge_is_half_of_fisher_and_the_mean_square_of_what_a_head_writes(model: Seq2Seq, splits: Splits) -> None:
-    sizes = torch.stack([each.square().mean() for each in written_norms(model, splits.score)]) / 12
-    fisher = Fisher()(model, splits.score, seed=0).values[0]
-    for factor in (0.0, 3.0):
-        scores = Knowledge(representation=factor)(model, splits.score, seed=0)
-        torch.testing.assert_close(scores.values[0], fisher / 2 + factor * sizes)
-        assert (scores.forward_passes, scores.backward_passes) == (2, 1)
-    usual = Knowledge()(model, splits.score, seed=0).values[0]
-    torch.testing.assert_close(usual, fisher / 2 + 0.00025 * sizes, msg="the λ of the published script")
-
-
 def test_random_draws_are_orders_and_seeded(model: Seq2Seq, splits: Splits) -> None:
     values = Random(draws=4)(model, splits.score, seed=3).values
     assert values.shape == (4, len(model.grid))
@@ -127,15 +112,6 @@ def test_resampling_puts_the_output_on_another_example_in_its_place(model: Seq2S
     expected = measure(model, examples, HeadMask(model.grid).without(model.grid.heads[4]).gates(), replacement).loss
     scores = Ablation(replace="resample")(model, examples, seed=0).values[0]
     torch.testing.assert_close(scores[4], (expected - measure(model, examples).loss).mean())
-
-
-@torch.no_grad()
-def test_all_but_one_keeps_one_head_of_a_block(model: Seq2Seq, splits: Splits) -> None:
-    scores = AllButOne()(model, splits.score, seed=0).values[0]
-    for n, head in enumerate(model.grid):
-        others = [other for other in model.grid if other.block == head.block and other != head]
-        gates = HeadMask(model.grid, frozenset(others)).gates()
-        torch.testing.assert_close(scores[n], -measure(model, splits.score, gates).loss.mean())
 
 
 @torch.no_grad()

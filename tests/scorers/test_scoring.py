@@ -20,7 +20,6 @@ from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.random import Random
 from mhaprune.scorers.scoring import Scoring, heads_table
-from mhaprune.scorers.shapley import Shapley
 from mhaprune.scorers.subset import Subset
 from mhaprune.statistics.intervals import moments
 from mhaprune.storage.cache import Cache, Remember, weights_digest
@@ -50,8 +49,8 @@ def test_a_row_per_scorer_draw_and_head(model: Seq2Seq, splits: Splits) -> None:
     assert (heads["seconds"] > 0).all()
 
 
-def in_cache(folder: Path, **recipe: Any) -> Remember:
-    return lambda kind, what, make: Cache(folder).get(kind, recipe | what, make)
+def in_cache(folder: Path, **key: Any) -> Remember:
+    return lambda kind, what, make: Cache(folder).get(kind, key | what, make)
 
 
 def test_a_score_that_is_not_finite_is_named_every_time_and_not_kept(
@@ -70,8 +69,10 @@ def test_a_score_that_is_not_finite_is_named_every_time_and_not_kept(
 
 def test_what_a_scorer_refuses_is_said_with_the_key_that_is_at_fault(model: Seq2Seq, splits: Splits) -> None:
     scoring = Scoring(model.without(HeadMask(model.grid)), splits.score, 0)
-    with pytest.raises(ValueError, match=r"^scorer.mine.evaluations=5: one permutation of 18 heads and its reverse"):
-        scoring("mine", Shapley(evaluations=5))
+    with pytest.raises(ValueError, match=r"^scorer.mine.keep=19: of 18 heads these are 19, allowed are 1 to 18"):
+        scoring("mine", Subset(keep=19))
+    with pytest.raises(ValueError, match=r"^scorer.mine.replace=resample: needs another example"):
+        Scoring(model, splits.score[:1], 0)("mine", Ablation(replace="resample"))
     with pytest.raises(ValueError, match=r"^scorer=mine: needs learned gates"):
         scoring("mine", Gate())
 
@@ -95,7 +96,7 @@ def test_a_scorer_that_trains_is_remembered_and_no_other(model: Seq2Seq, splits:
     assert cost["forward_passes"] == cost["backward_passes"] == 2 * 3
 
 
-def test_whatever_decides_a_score_is_a_recipe_of_its_own(
+def test_whatever_decides_a_score_is_a_key_of_its_own(
     model: Seq2Seq, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights, the split, the seed, the settings, the heads that are left, and the code."""

@@ -20,6 +20,7 @@ import torch
 import yaml
 
 import mhaprune
+import mhaprune_literature
 from mhaprune.data import Vocabulary
 from mhaprune.front.command_line import main
 from mhaprune.front.explained import about, about_fields, explained
@@ -81,12 +82,14 @@ def test_a_value_inside_its_range_is_not() -> None:
 
 
 def checked(base: type = Checked) -> Iterator[type]:
-    """The classes of the package that are checked and can be made."""
-    for found in pkgutil.walk_packages(mhaprune.__path__, "mhaprune."):
-        importlib.import_module(found.name)
+    """The classes of the package and of examples/literature that are checked and can be made."""
+    packages = (mhaprune, mhaprune_literature)
+    for package in packages:
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(found.name)
     for cls in base.__subclasses__():
         yield from checked(cls)
-        if cls.__module__.startswith("mhaprune.") and not inspect.isabstract(cls):
+        if cls.__module__.startswith(tuple(f"{each.__name__}." for each in packages)) and not inspect.isabstract(cls):
             yield cls
 
 
@@ -180,8 +183,8 @@ def test_every_field_has_a_docstring(target: str) -> None:
     "overrides",
     [
         [],
-        ["experiment=prune", "schedule=[greedy_refit,swap]", "recovery=[from_scratch,refit]", "task=inflection"],
-        ["experiment=compare", "scorer=[shapley,hard_concrete,taylor_batch]", "gate=none"],
+        ["experiment=prune", "schedule=[greedy_refit,iterative]", "recovery=[from_scratch,refit]", "task=inflection"],
+        ["experiment=compare", "scorer=[subset,hard_concrete,taylor_batch]", "gate=none"],
         ["model=hf", "experiment=speed"],
     ],
     ids=" ".join,

@@ -329,8 +329,8 @@ def test_any_other_form_is_refused_in_a_few_words_and_a_cache_file_made_anew(
 
     Cache(tmp_path).get("trained", RECIPE, make)
     [path] = tmp_path.glob("trained-*.pt")
-    foreign = {"recipe": RECIPE | {"seed": 1}, "content": {"value": 2}}
-    for damaged in (data, sealed([1, 2]), sealed({"recipe": RECIPE}), sealed(foreign)):
+    foreign = {"key": RECIPE | {"seed": 1}, "content": {"value": 2}}
+    for damaged in (data, sealed([1, 2]), sealed({"key": RECIPE}), sealed(foreign)):
         caplog.clear()
         path.write_bytes(damaged)
         assert Cache(tmp_path).get("trained", RECIPE, make) == {"value": 1}

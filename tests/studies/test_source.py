@@ -18,7 +18,7 @@ from mhaprune.measure.outcomes import measure
 from mhaprune.runs.run import Results, Run, build
 from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError, option
-from mhaprune.studies.pretrained import Objective, Pretrained, PretrainedModel
+from mhaprune.studies.pretrained import Pretrained, PretrainedModel
 from support.classifier import batches, classifier
 from support.composing import compose
 from support.sizes import chosen, options, slow
@@ -45,7 +45,7 @@ class Guest(Pretrained):
         return PretrainedModel(
             model=model,
             splits=SPLITS | ({"train": more(self.train)} if self.train else {}),
-            objective=Objective(losses.classification, losses.accuracy),
+            objective=(losses.classification, losses.accuracy),
             facts={"model_task": "guessing", "objective": objective or "classification"},
             packages=(),
             tokens=tokens,

@@ -3,16 +3,21 @@
 import copy
 import functools
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import hydra
 import pandas as pd
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 
-from mhaprune.front.command_line import plain
-from mhaprune.runs.run import Run, build
-from mhaprune.settings.options import settings_of
+from mhaprune.front.command_line import plain, register
+from mhaprune.runs.run import GROUPS, SEVERAL, Run, build
+from mhaprune.settings import plugins
+from mhaprune.settings.options import options_of, settings_of
 from support import ROOT
 from support.sizes import RUNS, TINY, TINY_SEQUENCES, chosen, options
 
@@ -65,18 +70,47 @@ def _parsed(override: str) -> tuple[str, Any]:
 
 @functools.cache
 def _composed(*overrides: str) -> dict[str, Any]:
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with registered(overrides), hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return plain(hydra.compose("config", overrides=list(overrides)))
+
+
+@contextmanager
+def registered(overrides: Sequence[str]) -> Iterator[None]:
+    """Tell Hydra the options of the packages after `plugins=`, for one config only."""
+    if not any(override.startswith("plugins=") for override in overrides):
+        yield
+        return
+    Plugins.instance()  # its own options are there before and after
+    store, allowed = ConfigStore.instance(), set(plugins._allowed)
+    before = copy.deepcopy(store.repo)
+    register(overrides)
+    try:
+        yield
+    finally:
+        store.repo, plugins._allowed = before, allowed
+
+
+LITERATURE = "plugins=[mhaprune_literature]"
+"""The plug-ins of examples/literature."""
+
+
+@functools.cache
+def known(group: str) -> list[str]:
+    """The names of all options of a group, those of examples/literature too."""
+    with registered([LITERATURE]):
+        found = options_of("mhaprune_literature", GROUPS, SEVERAL)
+        return sorted([*options(group), *(name for kind, name, *_ in found if kind == group)])
 
 
 @functools.cache
 def every(group: str) -> dict[str, Any]:
-    """All options of conf/scorer, conf/schedule, conf/recovery or conf/task by name, built from their YAMLs as `tiny`
-    has them."""
+    """All options of a group by name, small, as a run builds them; those of examples/literature too."""
     if group == "task":
         return {name: build(compose("experiment=train", *TINY, *chosen(group, name))).task for name in options(group)}
-    experiment = "experiment=prune" if group == "recovery" else "experiment=train"
-    found: dict[str, Any] = getattr(build(compose(experiment, *chosen(group, *options(group)))), group)
+    overrides = [LITERATURE, *chosen(group, *known(group))]
+    with registered(overrides):
+        experiment = "experiment=prune" if group == "recovery" else "experiment=train"
+        found: dict[str, Any] = getattr(build(compose(experiment, *overrides)), group)
     return found
 
 

@@ -9,13 +9,15 @@ from torch.nn import functional as F
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask
+from mhaprune.inputs import Study
+from mhaprune.measure.outcomes import measure
 from mhaprune.model.decoding import decode_greedily
 from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.schedules.base import Evidence
-from mhaprune.subject import Fallback
+from mhaprune.scorers.ablation import Ablation
+from mhaprune.subject import Fallback, Subject
 from mhaprune.tasks.sort import Sort
 
 
@@ -32,10 +34,10 @@ def gated_model(task: Sort) -> Seq2Seq:
     return model
 
 
-def lesson_of(dense: Seq2Seq, splits: Splits) -> RecoveryContext:
+def study_with(dense: Seq2Seq, splits: Splits) -> Study:
     """For a recovery that takes a few steps, and can be interrupted after each."""
     training = Training(steps=3, batch_size=8, warmup_steps=1, evaluate_every=2, checkpoint_every=1)
-    return RecoveryContext(dense, training, splits, seed=0, extra_steps=2)
+    return Study(dense, splits, training, seed=0, extra_steps=2)
 
 
 def loss_of_one(
@@ -53,6 +55,23 @@ def decoded_plainly(
     """Greedy answers without a cache: the whole model is run again for every token."""
     with model.gated(len(source), gates):
         return decode_greedily(lambda tokens: model(source, tokens)[:, -1], source, max_tokens, stop=stop)
+
+
+def loss_of(model: Seq2Seq, splits: Splits, mask: HeadMask) -> float:
+    """With the heads masked, which is quicker than to remove them and loses the same."""
+    return float(measure(model, splits.score, mask.gates()).loss.mean())
+
+
+def evidence_of(model: Seq2Seq, splits: Splits) -> Evidence:
+    """For schedules: what ablation and the loss say of the model."""
+
+    def score(left: Subject) -> Tensor:
+        return Ablation()(left, splits.score, 0).values[0]
+
+    def loss(masks: Sequence[HeadMask]) -> Tensor:
+        return torch.tensor([loss_of(model, splits, mask) for mask in masks])
+
+    return Evidence(model, score, loss)
 
 
 def judged(model: Seq2Seq, scores_N: Tensor) -> Evidence:

@@ -64,7 +64,8 @@ def chosen(group: str, *names: str) -> list[str]:
 
 def _choices(path: Path) -> Iterator[tuple[str, Any]]:
     """The groups that a YAML chooses options of, and what it chooses."""
-    for entry in (yaml.safe_load(path.read_text()) or {}).get("defaults", []):
+    content = yaml.safe_load(path.read_text()) if path.exists() else None  # an option of a plug-in needs no YAML
+    for entry in (content or {}).get("defaults", []):
         if isinstance(entry, dict):
             yield from ((key.removeprefix("override /"), value) for key, value in entry.items())
 

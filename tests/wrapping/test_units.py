@@ -22,6 +22,7 @@ from mhaprune.front.heads import Heads, wrap
 from mhaprune.front.timing import generating
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import output_difference
+from mhaprune.schedules.iterative import Iterative
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import conf_folder, option
 from mhaprune.wrapping.units import in_units
@@ -106,7 +107,7 @@ def test_half_of_the_groups_take_half_of_the_cache(llama: Heads) -> None:
     assert llama.cache_bytes(mask, 3, 7) == cached(llama.prune(mask=mask))
 
 
-@pytest.mark.parametrize("by", ["magnitude", "greedy", "swap_after_greedy"])
+@pytest.mark.parametrize("by", ["magnitude", "greedy", "greedy_refit"])
 def test_as_many_groups_stay_as_fit_into_the_cache(by: str, llama: Heads) -> None:
     groups, whole = llama.units("group"), llama.cache_bytes()
     subject: Any = groups.subject
@@ -115,6 +116,25 @@ def test_as_many_groups_stay_as_fit_into_the_cache(by: str, llama: Heads) -> Non
         mask = groups.mask(by=by, cache_bytes=budget)
         assert groups.cache_bytes(mask) == whole * left / 4
         assert llama.mask(by=by, unit="group", cache_bytes=budget) == subject.mask_of_heads(mask)
+
+
+@pytest.mark.parametrize("unit", ["head", "group"])
+def test_what_units_hold_is_what_their_removal_takes(unit: Any, llama: Heads) -> None:
+    """Heads that share keys and values hold a part of these each, which leaves with the last of them."""
+    heads = llama.units(unit)
+    held, of_group = heads.subject.held_weights(), heads.grid.heads[-2:] if unit == "head" else heads.grid.heads[-1:]
+    mask = HeadMask(heads.grid, frozenset(of_group))
+    taken = heads.subject.count_parameters() - heads.subject.without(mask).count_parameters()
+    assert taken == float(held @ (1 - mask.gates())) > 0
+    half = heads.mask(keep=0.5, by="gate_output", of="weights")
+    assert float(held @ half.gates()) <= float(held.sum()) / 2
+
+
+def test_a_schedule_chooses_by_a_score(llama: Heads) -> None:
+    stepwise = llama.mask(3, by="taylor", schedule=Iterative(every=2))
+    assert stepwise == llama.mask(3, by="taylor", rescore_every=2)
+    assert llama.mask(3, by="taylor", schedule="iterative") == llama.mask(3, by="taylor", rescore_every=1)
+    assert llama.mask(3, schedule="greedy") == llama.mask(3, by="greedy")
 
 
 def test_a_layer_without_heads_keeps_a_part_of_the_cache(llama: Heads) -> None:

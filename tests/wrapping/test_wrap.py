@@ -83,7 +83,7 @@ def test_a_block_without_heads_gets_a_bias_is_scored_further_and_found_again(hea
     assert not torch.equal(*(one.model.get_submodule(path).bias for one in (heads.subject, fitted)))
     drifts = [(heads.subject.outputs(split) - one.outputs(split)).square().mean() for one in (left, fitted)]
     assert drifts[1] < 0.9 * drifts[0]
-    for name in ("ablation_mean", "gate_output", "refit_error", "redundancy", "magnitude"):
+    for name in ("ablation_mean", "gate_output", "refit_error", "magnitude"):
         (scores_N,) = option(name, {"scorer": Scorer})(left, split, 0).values
         assert scores_N.shape == (len(left.grid),)
         assert scores_N.isfinite().all()
@@ -141,11 +141,10 @@ def test_a_split_that_was_not_given_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-@pytest.mark.parametrize("name", ["hard_concrete", "subset", "shapley", "ablation_mean", "integrated_gradients_all"])
-def test_scores_that_train_or_play_and_variants_work_on_any_model(heads: Heads, name: str) -> None:
+@pytest.mark.parametrize("name", ["hard_concrete", "subset", "ablation_mean", "taylor_batch"])
+def test_scores_that_train_and_variants_work_on_any_model(heads: Heads, name: str) -> None:
     made: Any = option(name, {"scorer": Scorer})
-    short = {"steps": 3, "evaluations": 40}
-    table = heads.score(replace(made, **{key: value for key, value in short.items() if hasattr(made, key)}))
+    table = heads.score(replace(made, steps=3) if hasattr(made, "steps") else made)
     assert len(table) == len(heads.score(name)) == 8 if name.startswith("ablation") else len(table) == 8
 
 
@@ -273,7 +272,7 @@ def test_no_pass_holds_more_examples_than_a_batch_of_the_user() -> None:
 
     small = [{name: value[i : i + 2] for name, value in batch.items()} for batch in batches(8) for i in (0, 2, 4)]
     heads = wrap(Counting(), losses.classification, score=small, choose=small[:9], report=small[:3])
-    heads.score("ablation", "gate_output", "taylor", "fisher", "confidence", "refit_error", "redundancy")
+    heads.score("ablation", "gate_output", "taylor", "fisher", "confidence", "refit_error")
     heads.without(heads.mask(keep=4, by="gate_output"), refit=True)
     assert set(seen) <= {1, 2}
 

@@ -17,7 +17,6 @@ import mhaprune
 from mhaprune import losses
 from mhaprune.front.heads import Heads
 from mhaprune.scorers.base import Scorer
-from mhaprune.scorers.integrated_gradients import IntegratedGradients
 from mhaprune.wrapping.replay import mapped
 from support.second_device import TwoDevices, second_device
 
@@ -53,16 +52,13 @@ SCORERS: tuple[str | Scorer, ...] = (
     "taylor",
     "taylor_example",
     "entropy",
-    "knowledge",
     "fisher",
     "magnitude",
-    "redundancy",
     "refit_error",
     "confidence",
     "ablation_mean",
     "ablation_resample",
     "ablation_predicted",
-    IntegratedGradients(steps=3),
     "taylor_batch",
 )
 RECOVERIES: tuple[dict[str, Any], ...] = ({}, {"refit": True}, {"fine_tune": 2}, {"fine_tune": {"distillation": 0.5}})

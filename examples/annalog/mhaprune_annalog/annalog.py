@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mhaprune.progress import track
 from mhaprune.storage.cache import Cache, weights_digest
-from mhaprune.studies.pretrained import Objective, Pretrained, PretrainedModel, batched, chosen
+from mhaprune.studies.pretrained import Pretrained, PretrainedModel, batched, chosen
 from mhaprune.studies.texts import Row, in_splits, read_rows
 from mhaprune.tasks.base import SplitSize
 from mhaprune.wrapping import losses
@@ -48,7 +48,7 @@ class Annalog(Pretrained):
     """Number of texts that results are reported on."""
 
     def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
-        name, judged_by = chosen(objective, {"likelihood": Objective(losses.seq2seq)}, "model=annalog")
+        name, judged_by = chosen(objective, {"likelihood": (losses.seq2seq, None)}, "model=annalog")
         reader = read_package()
         rows = [Row(text) for text in molecules()] if data is None else read_rows(data)
         splits = in_splits(rows, self.sizes, "model=annalog" if data is None else f"data={data}")

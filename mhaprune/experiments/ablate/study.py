@@ -11,6 +11,7 @@ from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolera
 from mhaprune.experiments.can_go import most_removed, summary_of
 from mhaprune.experiments.shift import shift_quality
 from mhaprune.heads import HeadMask
+from mhaprune.inputs import Study
 from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import doing, track
@@ -23,7 +24,6 @@ from mhaprune.reporting.shared_figures import agreement
 from mhaprune.reporting.training import training_curve
 from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, heads_table
-from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
 from mhaprune.tables import NOTHING
 
@@ -93,21 +93,23 @@ class Ablate(HeadBudgets, WithinTolerance):
             "agreement": rank_agreement(heads),
             "latency": latency,
             **study.training_table,
-            **shift_table(subject, splits, removed_most(study, chosen, summary[summary["scorer"] == furthest])),
+            **shift_table(
+                subject, splits, removed_most(study, chosen, summary[summary["scorer"] == furthest]), calibrated=False
+            ),
         }
         return with_proofs(study, tables, difference)
 
 
 def recovered_table(study: Study, plans: Sequence[Plan]) -> pd.DataFrame:
     """Prune by each plan and recover the model. Return rows as in `pruning`. The dense model is not recovered."""
-    subject, splits, lesson = study.subject, study.splits, study.lesson()
+    subject, splits = study.subject, study.splits
     rows = list[dict[str, Any]]()
     dense = measure(subject.without(HeadMask(subject.grid)), splits.choose)
     for name, recovery in track(study.recoveries.items(), "recover"):
         for plan in track(sorted(plans, key=lambda plan: len(plan.mask.removed)), name, name=plan_words):
             left, note = subject.without(plan.mask), ""
             if plan.mask.removed:
-                left, _, note, _ = recover(recovery, lesson, left, 0, study.remember)
+                left, _, note, _ = recover(recovery, study, left)
             columns = plan_columns(plan) | {"recovery": name} | accuracy_columns(measure(left, splits.report))
             columns |= choose_columns(measure(left, splits.choose), dense)
             rows.append(columns | size_columns(left, splits.report) | {"note": note})
@@ -122,7 +124,7 @@ def removed_most(
     for row in summary[["scorer", "recovery", "heads_removed", "removed"]].to_dict("records"):
         model, name = study.subject.without(by_names[row.pop("removed") or ""]), row["recovery"]
         if name != NOTHING and row["heads_removed"]:
-            model = recover(study.recoveries[name], study.lesson(), model, 0, study.remember).model
+            model = recover(study.recoveries[name], study, model).model
         yield row, model
 
 

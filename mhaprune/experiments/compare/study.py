@@ -15,6 +15,7 @@ from mhaprune.experiments.base import Findings, HeadBudgets, Setup, with_proofs
 from mhaprune.experiments.compare import report
 from mhaprune.experiments.compare.report import passes
 from mhaprune.heads import HeadMask
+from mhaprune.inputs import Study
 from mhaprune.progress import doing, track
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning.plans import COSTS, Choice, Plan, choices
@@ -25,7 +26,6 @@ from mhaprune.schedules.budgets import with_a_choice
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics import intervals
-from mhaprune.studies.study import Study
 from mhaprune.subject import Outcome
 from mhaprune.tables import CHOOSE_QUALITY, QUALITY, UNINFORMED
 

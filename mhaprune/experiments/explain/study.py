@@ -17,6 +17,7 @@ from mhaprune.experiments.explain.aligned import alignment_scores
 from mhaprune.experiments.explain.alignment import alignment_of, alignment_table, told_apart
 from mhaprune.experiments.explain.patterns import observe
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
+from mhaprune.inputs import Study
 from mhaprune.measure.columns import interval_for
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import doing
@@ -29,7 +30,6 @@ from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import prunable, with_interval
 from mhaprune.studies.pretrained import PretrainedSource
-from mhaprune.studies.study import Study
 from mhaprune.subject import Outcome
 from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, named
 
@@ -68,7 +68,7 @@ class Explain(Experiment):
             raise ValueError(f"scorer=[{','.join(setup.scorers)}]: must name ablation, which says what heads are worth")
         if setup.example is not None and self.examples:
             raise ValueError(f"experiment.examples={list(self.examples)}: an example of your own is shown already")
-        have = len(setup.source.splits.report) if setup.recipe is None else setup.recipe.task.report
+        have = len(setup.source.splits.report) if setup.trained is None else setup.trained.task.report
         check_examples("examples", self.examples, have)
         if isinstance(setup.source, PretrainedSource):
             try:
@@ -82,13 +82,13 @@ class Explain(Experiment):
         with doing("score"):
             heads = heads_table(scoring, study.scorers)
         with doing("patterns"):
-            own = study.origin
-            aligned = None if own is None else alignment_of(own.task, own.splits.score)
+            aligned = None if study.task is None else alignment_of(study.task, study.splits.score)
             seen = observe(subject, study.splits.score, aligned)
         with doing("close each head"):
             closed = close_each(subject, examples)
         worth = closed_table(subject.grid.heads, closed)
-        looks = looks_table(study.whole_grid, subject.grid, seen.looks, heads, worth, self.tolerance_nats)
+        whole = study.whole_grid or subject.grid
+        looks = looks_table(whole, subject.grid, seen.looks, heads, worth, self.tolerance_nats)
         idle = HeadMask(subject.grid).without(*named(looks[looks["prunable"] & ~looks["removed"]]))
         looks["without_prunable"] = float(measure(subject, examples, idle.gates(examples.device)).quality.mean())
         equivalence = EquivalenceCheck(subject, study.splits.proof)
@@ -96,9 +96,8 @@ class Explain(Experiment):
             equivalence.prove(mask)
         with doing("show"):
             numbers = self.examples or (0,)
-            shown = (
-                text_tables(study, numbers, closed) if own is None else answer_tables(own, numbers, closed, self.shown)
-            )
+            ours = study.task is not None
+            shown = answer_tables(study, numbers, closed, self.shown) if ours else text_tables(study, numbers, closed)
         tables = {
             "looks": looks,
             **shown,

@@ -17,6 +17,7 @@ from mhaprune.experiments.base import Experiment, Findings, Setup, the_one, with
 from mhaprune.experiments.interact import report
 from mhaprune.experiments.interact.report import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
 from mhaprune.heads import HeadMask
+from mhaprune.inputs import Study
 from mhaprune.measure.outcomes import BATCH_SIZE, measure_removed
 from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
@@ -24,7 +25,6 @@ from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.scorers.scoring import Scoring, head_columns
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import CONFIDENCE, differs_p, moments, with_interval
-from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
 from mhaprune.tables import INTERACTION, LOSS_RISE, OTHER_HEAD, QUALITY, named
 

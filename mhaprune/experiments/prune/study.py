@@ -1,7 +1,7 @@
 """Prune by schedules and scores, recover the pruned models, and find how few heads are enough."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import nan
 from typing import Any
@@ -13,16 +13,16 @@ from mhaprune.experiments.can_go import summary_of
 from mhaprune.experiments.prune import report
 from mhaprune.experiments.prune.trials import WAY, Trial, Trials
 from mhaprune.experiments.shift import shift_quality
+from mhaprune.inputs import Study
 from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import time_removed
 from mhaprune.pruning.shift import shift_table
-from mhaprune.recoveries.base import left_digest
+from mhaprune.recoveries.base import pruned_digest
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.training import training_curve
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.storage.cache import Make
-from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
 from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_MOST, CHOOSE_QUALITY, NOTHING, QUALITY, QUARTILES
 
@@ -66,8 +66,7 @@ class Prune(HeadBudgets, WithinTolerance):
         subject, splits = study.subject, study.splits
         budgets = self.removals(subject.grid)
         steps = [each.extra_steps * (len(budgets) - 1 if each.between else 1) for each in study.recoveries.values()]
-        lesson = study.lesson(max(steps, default=0))
-        trials = Trials(lesson, study.recoveries, study.remember)
+        trials = Trials(replace(study, extra_steps=study.extra_steps + max(steps, default=0)))
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
         found: list[Trial] = []
         for name, schedule in track(study.schedules.items(), "prune and recover", name=lambda each: each[0]):
@@ -105,7 +104,7 @@ def choose_next(study: Study, scorer: str, name: str, left: Subject, budget: int
     the model has lost as many heads as `budget` says."""
 
     def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
-        return study.remember(kind, what | {"left": left_digest(left)}, make)
+        return study.remember(kind, what | {"left": pruned_digest(left)}, make)
 
     scorers = {scorer: study.scorers[scorer]} if scorer in study.scorers else {}
     scoring, schedule = Scoring(left, study.splits.score, study.seed, remember), study.schedules[name]

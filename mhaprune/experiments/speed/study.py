@@ -11,6 +11,7 @@ from mhaprune.experiments.base import Findings, HeadBudgets, Setup, the_one, wit
 from mhaprune.experiments.speed import report
 from mhaprune.experiments.speed.matchup import Matchup, Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
+from mhaprune.inputs import Study
 from mhaprune.measure.times import device_name
 from mhaprune.progress import doing
 from mhaprune.pruning.plans import choices, plans_of
@@ -18,7 +19,6 @@ from mhaprune.pruning.removal import prune, time_removed
 from mhaprune.schedules.budgets import heads_to_remove
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.settings.ranges import Ge, Sizes, Within
-from mhaprune.studies.study import Study, Trained
 from mhaprune.tables import DENSE_AGAIN
 
 log = logging.getLogger(__name__)
@@ -60,27 +60,27 @@ class Speed(HeadBudgets):
         super().check(setup)
         if the_one(setup.schedules).scoring != "none":
             setup.check_scorers()
-        if setup.recipe is None:
+        if setup.trained is None:
             log.warning("a pretrained model is timed as it is, so experiment.d_models and lengths are left out")
             return
-        num_heads = setup.recipe.model.num_heads
-        shared = setup.recipe.model.head_dim is None  # else heads keep their width at every d_model
+        num_heads = setup.trained.model.num_heads
+        shared = setup.trained.model.head_dim is None  # else heads keep their width at every d_model
         allowed = f"even and a multiple of {num_heads}, the heads of a block" if shared else "even"
         for d_model in self.d_models:
             if d_model % 2 or (shared and d_model % num_heads):
                 raise ValueError(f"experiment.d_models={d_model}: must be {allowed}")
 
     def __call__(self, study: Study) -> Findings:
-        timed = {} if study.origin is None else {"speed": self.sizes(study.trained)}
+        timed = {} if study.task is None else {"speed": self.sizes(study)}
         with doing("trained model"):
             pruning, timed["tradeoff"], difference = self.trained(study)
         device = device_name(study.subject.device)
         tables = {name: table.assign(device=device) for name, table in timed.items()}
         return with_proofs(study, {**tables, "pruning": pruning, **study.training_table}, difference)
 
-    def sizes(self, trained: Trained) -> pd.DataFrame:
+    def sizes(self, study: Study) -> pd.DataFrame:
         """Return the table `speed`, of fresh models."""
-        config, device = trained.network.config, trained.network.device
+        config, device = study.subject.config, study.subject.device
         full = HeadGrid.full(config.blocks, config.num_heads)
         masks = [evenly(full, count) for count in heads_to_remove(self.shares, len(full))]
         longest = max(*self.source_lengths, *self.target_lengths)
@@ -89,7 +89,7 @@ class Speed(HeadBudgets):
         with doing("sizes", len(self.d_models) * len(workloads)) as step:
             for d_model in self.d_models:
                 shape = scaled(config, d_model, longest)
-                matchup = Matchup(shape, len(trained.task.vocabulary), masks, device)
+                matchup = Matchup(shape, len(study.task.vocabulary), masks, device)
                 for work in workloads:
                     speed.append(matchup.speed(work, self.rounds))
                     step.done += 1

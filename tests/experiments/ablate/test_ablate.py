@@ -10,13 +10,12 @@ import torch
 
 from mhaprune.experiments.ablate.study import summary_table
 from mhaprune.heads import HeadId, HeadMask
+from mhaprune.inputs import Study
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.recoveries.refit import Refit
 from mhaprune.runs.run import build
 from mhaprune.statistics.intervals import paired_interval
-from mhaprune.studies.study import Study
 from support.composing import compose
 from support.sizes import LEARNT, small
 
@@ -43,8 +42,7 @@ def left_by(row: Any, study: Study, recovery: str = "nothing") -> Seq2Seq:
     removed = frozenset(map(HeadId.parse, row["removed"].split()))
     left = study.subject.without(HeadMask(study.subject.grid, removed))
     if removed and recovery == "refit":
-        lesson = RecoveryContext(study.subject, study.trained.training, study.splits, study.seed)
-        left, _ = Refit()(lesson, left, 0, None, lambda state: None)
+        left, _ = Refit()(study, left, 0, None, lambda state: None)
     return left
 
 

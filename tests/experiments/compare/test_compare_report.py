@@ -16,9 +16,9 @@ from support.sizes import slow
 
 BY_FAMILY = {
     "gate": "gate gate_output",
-    "ablation": "ablation ablation_mean ablation_resample all_but_one",
-    "gradient": "taylor taylor_example taylor_batch fisher integrated_gradients",
-    "game": "shapley",
+    "ablation": "ablation ablation_mean ablation_resample ablation_predicted",
+    "gradient": "taylor taylor_example taylor_batch fisher other_gradient",
+    "game": "a_game",
     "weights": "magnitude",
     "attention": "confidence entropy",
     "trained": "hard_concrete subset raced",

@@ -27,7 +27,7 @@ from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.reporting.plots import Plot
 from mhaprune.reporting.sentences import share
 from mhaprune.runs.run import Run, build
-from mhaprune.scorers.entropy import Entropy
+from mhaprune.scorers.attention import Entropy
 from mhaprune.statistics.intervals import prunable as claimed
 from mhaprune.storage.store import RunFolder
 from mhaprune.subject import AnswerOutcome
@@ -86,7 +86,7 @@ def test_heads_are_scored_and_watched_on_the_score_split_and_broken_on_the_repor
     run: Run, tables: Tables
 ) -> None:
     study = run.study()
-    model, splits, task = study.subject, study.splits, study.trained.task
+    model, splits, task = study.subject, study.splits, study.task
     scores = tables["heads"].set_index("scorer")["score"]
     for name, scorer in study.scorers.items():
         np.testing.assert_allclose(scores[name], scorer(model, splits.score, study.seed).values[0].detach(), atol=1e-6)
@@ -111,16 +111,16 @@ def test_an_answer_that_begins_with_padding_or_never_ends(run: Run) -> None:
     for token, count in ((0, 64), (3, 64), (2, 1)):
         with torch.no_grad():
             study.subject.output.bias.zero_()[token] = 1e4
-        shown = show(study.subject, study.trained.task, ["3", "1"], None)
+        shown = show(study.subject, study.task, ["3", "1"], None)
         assert shown.batch.target.shape == (1, count)
-        assert len(attention_table(study.subject, study.trained.task, [shown]))
-        table = examples_table([shown], study.trained.splits.train)
+        assert len(attention_table(study.subject, study.task, [shown]))
+        table = examples_table([shown], study.splits.train)
         assert table["ended"].item() == (token == 2)
 
 
 def test_attention_is_that_of_the_model_on_its_own_answer(run: Run, tables: Tables) -> None:
     study = run.study()
-    model, vocabulary = study.subject, study.trained.task.vocabulary
+    model, vocabulary = study.subject, study.task.vocabulary
     source = torch.tensor([vocabulary.encode("312")])
     answer = model.decode_greedily(source, 20, stop=True)
     answer = answer[:, answer[0] != 0]
@@ -158,7 +158,9 @@ def test_removed_heads_are_grey_and_say_so(run: Run, cache: Path, tmp_path: Path
     study = run.study()
     gone = map(HeadId.parse, ("encoder_self.0.1", "decoder_self.0.0", "decoder_self.0.1"))
     path = tmp_path / "model.pt"
-    path.write_bytes(study.trained.save(study.subject.without(HeadMask(study.subject.grid, frozenset(gone)))))
+    path.write_bytes(
+        study.saved("model", study.subject.without(HeadMask(study.subject.grid, frozenset(gone))))["model.pt"]
+    )
     tables = explained(tmp_path, f"model_file={path}", f"cache={cache}", "scorer=[ablation]", "example=2 1")
     looks = tables["looks"].set_index(["site", "head"])
     assert looks["removed"].sum() == 3
@@ -200,7 +202,7 @@ def test_examples_of_the_split_are_shown_with_what_is_right(run: Run) -> None:
     examples = chosen.experiment(study).tables["examples"]
     for row, number in zip(examples.itertuples(), (4, 0), strict=True):
         source, target = (getattr(study.splits.report, part)[number].tolist() for part in ("source", "target"))
-        assert study.trained.task.show(source, target) == f"{row.source} -> {row.right_answer}"
+        assert study.task.show(source, target) == f"{row.source} -> {row.right_answer}"
         assert row.correct == (row.answer == row.right_answer)
 
 

@@ -9,7 +9,7 @@ from mhaprune.data import Examples
 from mhaprune.experiments.explain.patterns import PATTERNS, PLACES, View, named_after, observe
 from mhaprune.heads import Block, HeadGrid, Site
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.scorers.entropy import Entropy
+from mhaprune.scorers.attention import Entropy
 from mhaprune.subject import AttentionMap
 from mhaprune.tasks.reverse import Reverse
 

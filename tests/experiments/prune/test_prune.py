@@ -16,20 +16,20 @@ from mhaprune.data import Examples
 from mhaprune.experiments.prune import trials
 from mhaprune.experiments.prune.study import best_of_each_size, choose_next, smallest_table
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
+from mhaprune.inputs import Study
 from mhaprune.measure.columns import by_group
 from mhaprune.measure.outcomes import Diverged, ProofFailed, measure
 from mhaprune.model.checkpoint import load
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import under_way
-from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.runs.run import build
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.subset import Subset
 from mhaprune.statistics.intervals import paired_interval
+from mhaprune.storage.cache import no_memory
 from mhaprune.storage.store import RunFolder, read_status
-from mhaprune.studies.study import Study
 from mhaprune.subject import AnswerOutcome
 from support.composing import compose, tables_in
 from support.sizes import LEARNT, PRUNE
@@ -79,12 +79,12 @@ def loss_of(model: Seq2Seq, examples: Examples) -> float:
     return float(measure(model, examples).loss.double().mean())
 
 
-def lesson_in(study: Study, extra_steps: int = 0) -> RecoveryContext:
-    return RecoveryContext(study.subject, study.trained.training, study.splits, study.seed, extra_steps)
+def study_with(study: Study, extra_steps: int = 0) -> Study:
+    return replace(study, extra_steps=extra_steps)
 
 
 def trials_of(study: Study, **recoveries: Any) -> trials.Trials:
-    return trials.Trials(lesson_in(study), recoveries, lambda kind, what, make: make(None, print))
+    return trials.Trials(replace(study, recoveries=recoveries, remember=no_memory))
 
 
 def one(table: pd.DataFrame, **values: Any) -> pd.Series:
@@ -119,9 +119,9 @@ def test_fine_tuning_is_training_that_goes_on(tables: Mapping[str, pd.DataFrame]
     row = one(tables["recovery"], schedule="greedy", recovery="fine_tune", heads_kept=3)
     left = study.subject.without(mask_of(study, row["removed"]))
     before = copy.deepcopy(left.state_dict())
-    recipe = replace(study.trained.training, steps=30, learning_rate=1e-3, warmup_steps=3)
+    recipe = replace(study.training, steps=30, learning_rate=1e-3, warmup_steps=3)
     torch.manual_seed(study.seed)
-    recipe(left, study.trained.splits.train, study.trained.splits.valid, None, study.seed)
+    recipe(left, study.splits.train, study.splits.valid, None, study.seed)
     assert any(not torch.equal(value, before[name]) for name, value in left.state_dict().items())
     assert row["quality"] == pytest.approx(exact(left, study.splits.report))
     assert row["loss"] == pytest.approx(loss_of(left, study.splits.report))
@@ -156,14 +156,14 @@ def test_between_budgets_the_trained_model_chooses_what_goes_next(
     tables: Mapping[str, pd.DataFrame], study: Study
 ) -> None:
     left, gone = study.subject, 0
-    recipe = replace(study.trained.training, steps=20, learning_rate=1e-3, warmup_steps=2)
+    recipe = replace(study.training, steps=20, learning_rate=1e-3, warmup_steps=2)
     for kept, steps in ((5, 20), (3, 40)):
         scores = Ablation()(left, study.splits.score, study.seed).values[0]
         lowest = scores.argsort(stable=True)[: 6 - kept - gone].tolist()
         left = left.without(HeadMask(left.grid, frozenset(left.grid.heads[n] for n in lowest)))
         gone = 6 - kept
         torch.manual_seed(study.seed)
-        recipe(left, study.trained.splits.train, study.trained.splits.valid, None, study.seed)
+        recipe(left, study.splits.train, study.splits.valid, None, study.seed)
         row = one(tables["recovery"], schedule="one_shot", recovery="fine_tune_between", heads_kept=kept)
         assert row["kept"].split() == [str(head) for head in left.grid]
         assert row["steps"] == steps
@@ -182,10 +182,10 @@ def test_the_control_has_the_shape_of_the_best_and_nothing_else_of_it(
         )
         assert set(rows["removed"]) == {best.iloc[0]["removed"]}
         assert list(rows["draw"]) == [0, 1]
-        assert set(rows["steps"]) == {study.trained.training.steps + 2 * 20}, "as long as the longest"
+        assert set(rows["steps"]) == {study.training.steps + 2 * 20}, "as long as the longest"
     row = one(control, heads_kept=3, draw=1)
     left = study.subject.without(mask_of(study, row["removed"]))
-    twins = [FromScratch()(lesson_in(study, 2 * 20), left, draw, None, lambda state: None)[0] for draw in (0, 1)]
+    twins = [FromScratch()(study_with(study, 2 * 20), left, draw, None, lambda state: None)[0] for draw in (0, 1)]
     assert exact(twins[1], study.splits.report) == pytest.approx(row["quality"])
     assert twins[1].grid.sizes == left.grid.sizes
     assert not torch.equal(twins[0].output.bias, twins[1].output.bias)
@@ -263,7 +263,7 @@ def test_what_was_trained_before_counts_for_the_control_and_how_far_the_controls
     with RunFolder(tmp_path / "run").recorded() as recorded:
         build(compose(*settings, *small, f"cache={tmp_path / 'cache'}"))(recorded)
     control = tables_of(tmp_path / "run")["recovery"].query("control")
-    assert list(control["steps"]) == [study.trained.training.steps + 30 + 4]
+    assert list(control["steps"]) == [study.training.steps + 30 + 4]
     (steps,) = seen
     assert steps[1:3] == [("controls", 1), ("from_scratch", 1)]
 
@@ -297,11 +297,11 @@ def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_tables(
     made: list[str] = []
     plain = FineTune.__call__
 
-    def counted(self: FineTune, lesson: RecoveryContext, left: Seq2Seq, *rest: Any) -> Any:
+    def counted(self: FineTune, study: Study, left: Seq2Seq, *rest: Any) -> Any:
         made.append(" ".join(map(str, left.grid)) + self.when)
         if len(made) == 4:
             raise KeyboardInterrupt
-        return plain(self, lesson, left, *rest)
+        return plain(self, study, left, *rest)
 
     monkeypatch.setattr(FineTune, "__call__", counted)
     with pytest.raises(KeyboardInterrupt):

@@ -15,25 +15,25 @@ from mhaprune.wrapping.removal import copied, keep_heads
 from mhaprune.wrapping.reshaping import give_shapes
 from mhaprune.wrapping.torch_nn import converted
 
-RECIPE, WEIGHTS = "removal.json", "weights.pt"
+REMOVAL, WEIGHTS = "removal.json", "weights.pt"
 
 
-def save_recipe(model: nn.Module, folder: Path) -> None:
+def save_removal(model: nn.Module, folder: Path) -> None:
     """Write the weights of a model, and which heads it has lost, into a folder that exists."""
     data = io.BytesIO()
     torch.save(model.state_dict(), data)
     write_bytes(folder / WEIGHTS, data.getvalue())
-    write_json(folder / RECIPE, {"class": type(model).__name__, "removed": vars(Cut.of(model) or Cut())})
+    write_json(folder / REMOVAL, {"class": type(model).__name__, "removed": vars(Cut.of(model) or Cut())})
 
 
-def load_recipe(folder: Path, model: nn.Module | None) -> nn.Module:
+def load_removal(folder: Path, model: nn.Module | None) -> nn.Module:
     """Return a copy of `model`, the model as it was before any removal, with the heads and the weights of the folder.
     It is in evaluation mode.
 
     Raises ValueError, one line, if the model does not fit.
     """
-    with foreign(f"{folder}: {RECIPE} is damaged"):
-        content = json.loads((folder / RECIPE).read_text())
+    with foreign(f"{folder}: {REMOVAL} is damaged"):
+        content = json.loads((folder / REMOVAL).read_text())
         name, cut = content["class"], Cut.read(content["removed"])
     if model is None:
         raise ValueError(f"{folder}: holds the weights of a {name}, give one: mhaprune.load(path, model={name}(...))")

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.schedules.base import Evidence, Schedule, Stepwise, least_in
+from mhaprune.schedules.one_shot import OneShot
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Swap(Schedule):
     made, until none lowers it.
     """
 
-    start: Stepwise
+    start: Stepwise = field(default_factory=OneShot)
     """The schedule of the first choice. Its `scope` and `keep_at_least` apply to the exchanges too."""
 
     @property
@@ -31,7 +32,7 @@ class Swap(Schedule):
     def smallest(self, grid: HeadGrid) -> HeadMask:
         return self.start.smallest(grid)
 
-    def __call__(self, evidence: Evidence, budgets: Sequence[int]) -> list[HeadMask]:
+    def __call__(self, evidence: Evidence, budgets: Sequence[float]) -> list[HeadMask]:
         improved = []
         for mask in self.start(evidence, budgets):
             loss = float(evidence.loss([mask]))

@@ -30,14 +30,16 @@ class BottomUp(Schedule):
     def smallest(self, grid: HeadGrid) -> HeadMask:
         return all_but(0, grid)
 
-    def __call__(self, evidence: Evidence, budgets: Sequence[int]) -> list[HeadMask]:
+    def __call__(self, evidence: Evidence, budgets: Sequence[float]) -> list[HeadMask]:
         """Return a mask for each budget, each chosen from the beginning. Raises ValueError for a budget that is too
         large."""
+        if evidence.cost is not None:
+            raise ValueError("schedule=bottom_up: removes numbers of heads, not weights")
         heads, most = len(evidence.subject.grid), max(budgets, default=0)
         if most > heads:
             raise ValueError(f"budgets={most}: cannot be met, 0 heads must stay")
         refits = evidence.refits(self.examples)
-        return [self._mask(evidence, refits, budget) for budget in track(budgets, "choosing heads", name=str)]
+        return [self._mask(evidence, refits, round(budget)) for budget in track(budgets, "choosing heads", name=str)]
 
     def _mask(self, evidence: Evidence, refits: Any, budget: int) -> HeadMask:
         grid = evidence.subject.grid

@@ -1,0 +1,214 @@
+"""The number of heads that stay, and the sets in which they are removed.
+
+`heads` is a `front.heads.Heads` in all functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, get_type_hints
+
+from torch import Tensor
+
+from mhaprune.front.given import least_of, named_scorers, scores_of
+from mhaprune.heads import Block, HeadMask
+from mhaprune.pruning.plans import choices, plans_of
+from mhaprune.schedules.base import Schedule, Stepwise
+from mhaprune.schedules.iterative import Iterative
+from mhaprune.schedules.one_shot import OneShot
+from mhaprune.scorers.base import Scorer
+from mhaprune.settings.options import option
+from mhaprune.settings.ranges import Checked, Ge, expected, fits
+from mhaprune.wrapping.blocks import Unsupported
+from mhaprune.wrapping.units import UnitModel
+
+By = Any
+"""A scorer, by name or as an object, or scores (see `front.given.scores_of`); or a schedule that uses no scores."""
+Number = float | int | None
+"""A share or a number; None if it is not given."""
+Unit = Literal["head", "group", "block", "call"]
+
+
+@dataclass(frozen=True)
+class Budget(Checked):
+    """The number of heads that stay, and the sets in which they are removed.
+
+    Methods of `Heads` take a `Budget`, or its fields by name: `heads.mask(0.5, even=True)`.
+
+    >>> heads.mask(mhaprune.Budget(0.5, even=True)) == heads.mask(0.5, even=True)
+    True
+    """
+
+    keep: Number = None
+    """A share of the heads (0.5), or a number of them (72). None means 0.5, if no other field says how many stay."""
+    of: Literal["units", "weights"] = "units"
+    """The things that `keep` counts: heads, or the weights that heads hold. Then the heads with the lowest score per
+    weight are removed, until at most this share or number of weights is left."""
+    cache_bytes: Number = None
+    """In place of `keep`: as many heads stay as fit into a key-value cache of this size, a share of the dense model's,
+    or bytes for one position of one example, as `Heads.cache_bytes` returns them."""
+    unit: Unit | None = None
+    """The sets that are removed together, see `Heads.units`; `keep` then counts these."""
+    even: bool | dict[Any, Any] = False
+    """True if every block keeps the same share of its heads. The pruned model is then a plain one of its library, if
+    its config holds the width of a head; where heads share keys, this needs `unit="group"` too. In place of `keep`:
+    how many heads a block keeps, by its number or name; blocks that are not named keep all."""
+    divisible_by: Annotated[int, Ge(1)] = 1
+    """With `even`, a number that divides the number of heads that every block keeps."""
+    rescore_every: Annotated[int | None, Ge(1)] = None
+    """The number of removed heads after which the smaller model is scored again. None scores only the dense model."""
+
+    @classmethod
+    def given(cls, keep: Number | Budget, how: Mapping[str, Any]) -> Budget:
+        """Return the budget that the arguments of a method mean. Raises ValueError for an argument that is no field."""
+        if isinstance(keep, Budget):
+            return replace(keep, **how)
+        if unknown := [name for name in how if name not in cls.__dataclass_fields__]:
+            raise ValueError(f"{unknown[0]}: is no argument, must be {', '.join(cls.__dataclass_fields__)}")
+        return cls(keep, **how)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, hint in get_type_hints(Budget, include_extras=True).items():
+            if not fits(hint, value := getattr(self, name)):
+                raise ValueError(f"{name}={value!r}: must be {expected(hint)}")
+        if self.cache_bytes is not None and (self.keep is not None or isinstance(self.even, dict)):
+            raise ValueError(
+                f"cache_bytes={self.cache_bytes}: says how many heads stay, as keep= or even= does; give one"
+            )
+        if isinstance(self.even, dict) and self.keep is not None:
+            raise ValueError(f"keep={self.keep}: even={self.even} says how many heads stay; leave one of them out")
+        if self.of != "units" and (self.even or self.cache_bytes is not None):
+            raise ValueError(f"of={self.of}: counts what all blocks together keep, leave even= and cache_bytes= out")
+        if self.divisible_by > 1 and not self.even:
+            raise ValueError(f"divisible_by={self.divisible_by}: needs even=True")
+
+    def kept(self, heads: Any, least: Mapping[Block, int]) -> int:
+        """Return the number of heads that stay. Raises ValueError for a number that is not possible."""
+        if isinstance(self.even, dict):
+            return sum(least.values())
+        keep = 0.5 if self.keep is None else self.keep
+        sizes, total = heads.grid.sizes, len(heads.grid)
+        kept = sum(round(keep * size) for size in (sizes if self.even else (total,))) if type(keep) is float else keep
+        if not 0 <= kept <= total or (isinstance(keep, float) and not 0 <= keep <= 1):
+            raise ValueError(f"keep={keep}: must be a share of the heads, 0.0 to 1.0, or a number from 0 to {total}")
+        if self.even and keep and not kept:
+            raise ValueError(f"keep={keep}: leaves no whole number in any block of {max(sizes)}")
+        if wrong := self.uneven(heads, int(kept)):
+            left = f"{kept * wrong[0] / total:.3g} of {wrong[0]}"
+            which = f" that {self.divisible_by} divides" if self.divisible_by > 1 else ""
+            raise ValueError(f"keep={keep}: leaves {left} in a block, must be a whole number{which}")
+        return int(kept)
+
+    def kept_of(self, total: float, what: str) -> float:
+        """Return the cost that stays of a total. Raises ValueError for more than that."""
+        keep = 0.5 if self.keep is None else self.keep
+        kept = keep * total if isinstance(keep, float) else keep
+        if not 0 <= kept <= total:
+            raise ValueError(f"keep={keep}: must be a share, 0.0 to 1.0, or a number from 0 to {total:g} {what}")
+        return kept
+
+    def uneven(self, heads: Any, kept: int) -> list[int]:
+        """Return the sizes of the blocks of which no number divided by `divisible_by` stays, if all keep one share."""
+        if self.even is not True:
+            return []
+        return [size for size in heads.grid.sizes if (kept * size / len(heads.grid)) % self.divisible_by]
+
+    def bytes_for(self, heads: Any) -> float:
+        """Return `cache_bytes` in bytes. Raises ValueError for a size that no removal brings about."""
+        given: Any = self.cache_bytes
+        if not (whole := heads.cache_bytes()):
+            raise ValueError(f"cache_bytes={given}: the model cannot generate, so it keeps no keys and values")
+        if any(len(set(block.of_kv)) < block.heads for block in heads.subject.blocks):
+            if heads.units("group") is heads:
+                raise ValueError(f"cache_bytes={given}: all heads of a layer share keys and values, which must stay")
+            raise ValueError(f'cache_bytes={given}: heads share keys and values, write unit="group" too')
+        least = heads.cache_bytes(HeadMask(heads.grid, frozenset(heads.grid)))
+        budget = float(given * whole if isinstance(given, float) else given)
+        if not least <= budget <= whole:
+            shares = f"{math.ceil(1000 * least / whole) / 1000} to 1.0"
+            raise ValueError(f"cache_bytes={given}: must be a share, {shares}, or a number from {least} to {whole}")
+        return budget
+
+
+def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedule | None) -> list[HeadMask]:
+    """Return a mask for each budget, all chosen in one call of the schedule. They differ only in `keep`."""
+    if not budgets:
+        return []
+    unit = budgets[0].unit
+    if unit is not None and isinstance(heads.subject, UnitModel):
+        raise ValueError(f"unit={unit}: these heads are sets of heads already, leave it out")
+    if unit is not None and (grouped := heads.units(unit)) is not heads:
+        found = choose(grouped, [replace(budget, unit=None) for budget in budgets], by, schedule)
+        assert isinstance(grouped.subject, UnitModel)
+        return [grouped.subject.mask_of_heads(mask) for mask in found]
+    first = budgets[0]
+    least = least_of(first.even, heads.grid, first.divisible_by) if isinstance(first.even, dict) else {}
+    scorers, how = _way(heads, first, by, schedule)
+    if first.even is not False:
+        if not isinstance(how, Stepwise):
+            raise ValueError(f"by={by}: with even= it must be a score, or a search that removes head by head")
+        how = replace(how, keep_at_least=least) if least else replace(how, scope="per_block")
+    if how.removes or first.cache_bytes is not None:
+        heads.check_removable()
+    spared = sparing(heads, how, least)
+
+    def masks(kept: Sequence[float], cost: Tensor | None = None) -> list[HeadMask]:
+        total = len(heads.grid) if cost is None else float(cost.sum())
+        made = choices(heads.scoring, scorers, spared, [total - count for count in kept], draws=1, cost=cost)
+        return [plan.mask for plan in plans_of(made)]
+
+    if first.of == "weights":
+        cost = heads.subject.held_weights()
+        return masks([budget.kept_of(float(cost.sum()), "weights of heads") for budget in budgets], cost)
+    if first.cache_bytes is None:
+        return masks([budget.kept(heads, least) for budget in budgets])
+    allowed, largest, count = first.bytes_for(heads), heads.subject.largest_in_cache, len(heads.grid)
+    while True:  # the cache of the last head of a block cannot go, so bytes are measured, not added up
+        while first.uneven(heads, count):
+            count -= 1
+        (mask,) = masks([count])
+        if (over := heads.cache_bytes(mask) - allowed) <= 0:
+            return [mask]
+        count -= max(1, math.ceil(over / largest))
+
+
+def _way(heads: Any, budget: Budget, by: By, schedule: str | Schedule | None) -> tuple[dict[str, Scorer], Schedule]:
+    """Return the scorer by its name, none for a schedule that uses no scores, and the schedule."""
+    chosen: Any = option(by, {"scorer": Scorer, "schedule": Schedule}) if isinstance(by, str) else by
+    given: Any = option(schedule, {"schedule": Schedule}) if isinstance(schedule, str) else schedule
+    if isinstance(chosen, Schedule):
+        if chosen.scoring != "none":
+            raise ValueError(f"by={by}: uses scores; name a score by= and this as schedule=")
+        if given is not None or budget.rescore_every is not None:
+            more = "schedule" if given is not None else "rescore_every"
+            raise ValueError(f"by={by}: is a schedule that uses no scores, leave {more}= out")
+        return {}, chosen
+    if given is not None and budget.rescore_every is not None:
+        raise ValueError("rescore_every: is a setting of the schedule iterative, leave it or schedule= out")
+    if given is None:
+        given = OneShot() if budget.rescore_every is None else Iterative(every=budget.rescore_every)
+    if given.scoring == "none":
+        return {}, given
+    scorer = chosen if isinstance(chosen, Scorer) else scores_of(by, heads.grid)
+    return named_scorers(heads.subject, [by if isinstance(by, str) else scorer]), given
+
+
+def sparing(heads: Any, schedule: Schedule, least: Mapping[Block, int]) -> Schedule:
+    """Return the schedule so that it keeps the heads that cannot be removed. `least` are numbers to keep by block.
+    Raises `Unsupported` for a schedule that cannot."""
+    stuck = heads.proven.stuck
+    if not stuck or heads.proven.why_not:
+        return schedule
+    sizes = dict(zip(heads.grid.blocks, heads.grid.sizes, strict=True))
+    uneven = [block for block in stuck if least.get(block, sizes[block]) < sizes[block]]
+    if not isinstance(schedule, Stepwise) or schedule.scope == "per_block" or uneven:
+        block, reason = next(iter(stuck.items()))
+        raise Unsupported(
+            f"heads of {block} can be gated, not removed: {reason}; a score, or a search head by head, spares them"
+        )
+    return replace(
+        schedule, keep_at_least={block: sizes[block] if block in stuck else least.get(block, 0) for block in sizes}
+    )

@@ -1,0 +1,86 @@
+"""The heads of a model, a `front.heads.Heads`, as pages: a line for a notebook, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.experiments.examples import close_each, text_tables
+from mhaprune.experiments.results import Results, present
+from mhaprune.front.budget import sparing
+from mhaprune.front.given import named_scorers, two_examples
+from mhaprune.inputs import Study
+from mhaprune.progress import doing
+from mhaprune.recoveries.refit import Refit
+from mhaprune.reporting.head_map import SmallMap, thumbnail
+from mhaprune.schedules.one_shot import OneShot
+from mhaprune.scorers.base import Scorer
+from mhaprune.storage.store import write_bytes
+from mhaprune.studies.pretrained import tokens_of
+from mhaprune.wrapping.units import UnitModel
+
+
+def small_page(heads: Any) -> str:
+    """Return what `repr` says with a map of the heads. Hollow squares are heads without effect."""
+    idle = heads.subject.without_effect
+    rows = [["0" if head in idle else "1" for head in heads.grid if head.block == block] for block in heads.grid.blocks]
+    small = thumbnail(SmallMap(repr(heads), ["".join(row) for row in rows]), 14)
+    names = "".join(f"<div>{escape(str(block))}</div>" for block in heads.grid.blocks)
+    side = '<div style="display:flex;gap:.7em;align-items:center;line-height:14px;font-size:11px;text-align:right">'
+    return f"<p>{escape(repr(heads))}</p>{side}<div>{names}</div>{small}</div>"
+
+
+def report(
+    heads: Any,
+    path: str | Path | None,
+    by: Sequence[str | Scorer],
+    budgets: Sequence[float | int],
+    experiment: Ablate,
+    refit: bool,
+    tokenizer: Any,
+) -> Results:
+    """Run the experiment on the heads, see `Heads.report`."""
+    heads.check_unchanged()
+    heads.check_removable()
+    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+        raise ValueError(f"path={path}: must be a file in a folder that exists")
+    for name in ("score", "choose", "report"):
+        two_examples(heads.splits, name)
+    if not by:
+        raise ValueError("by=[]: must name one scorer or more")
+    first = heads.splits.report[:1]
+    if tokenizer is not None:
+        tokens_of(tokenizer, first.as_given())
+    experiment = replace(experiment, budgets=_allowed(heads, budgets))
+    study = replace(
+        Study.of(heads),
+        scorers=named_scorers(heads.subject, by),
+        schedules={"one_shot": sparing(heads, OneShot(), {})},
+        recoveries={"refit": Refit()} if refit else {},
+    )
+    title = f"The {heads.subject.counted} of {type(heads.subject.model).__name__}"
+    title += ", each counted as one head" if isinstance(heads.subject, UnitModel) else ""
+    with doing(title):
+        findings = experiment(study)
+        if tokenizer is not None:
+            study = replace(study, tokens=lambda batch: tokens_of(tokenizer, batch.as_given()))
+            findings.tables.update(text_tables(study, [0], close_each(study.subject, first)))
+        results = present(experiment, study, findings, title)
+    then = "`heads.prune(mask=...)` removes heads for real, and `mhaprune.save` writes what is left."
+    results = replace(results, first=results.first._replace(then=then))
+    if path is not None:
+        write_bytes(Path(path), results.page({"heads": repr(heads)}).encode())
+    return results
+
+
+def _allowed(heads: Any, budgets: Sequence[float | int]) -> tuple[float | int, ...]:
+    """Return the budgets that can be met without the heads that cannot be removed. Raises ValueError for none."""
+    total, most = len(heads.grid), sum(head.block not in heads.proven.stuck for head in heads.grid)
+    allowed = tuple(size for size in budgets if (size * total if isinstance(size, float) else size) <= most)
+    if not allowed:
+        raise ValueError(f"budgets={[*budgets]}: must be at most {most} heads, the others cannot be removed")
+    return allowed
