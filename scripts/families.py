@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import mhaprune
-from families_report import Row, page, summary
+from families_report import Row, summary, write
 from mhaprune.front.heads import Heads
 from mhaprune.heads import HeadId
 from mhaprune.measure.outcomes import ProofFailed
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--csv", type=Path, default=HERE.parent / "results" / "families.csv", help="default %(default)s"
     )
-    parser.add_argument("--page", type=Path, help="a page of the docs, in which the tables are written anew")
+    parser.add_argument("--page", type=Path, help="a page of the docs, in which the table is written anew")
     chosen = parser.parse_args(arguments)
     if unknown := [name for name in chosen.names if name not in MODELS]:
         print(f"error: NAME={unknown[0]}: no such model, {did_you_mean(unknown[0], MODELS)}", file=sys.stderr)
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen.csv.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(list(map(asdict, rows))).to_csv(chosen.csv, index=False)
     if chosen.page:
-        chosen.page.write_text(page(chosen.page.read_text(), rows))
+        write(chosen.page, rows)
     print(*summary(rows), f"All rows are in {chosen.csv}.", sep="\n")
     return int(any(row.is_wrong for row in rows))
 

@@ -1,11 +1,17 @@
-"""The findings of families.py: a row for each case, sentences, and the tables of docs/findings/families.md."""
+"""The findings of families.py: a row for each case, sentences, and the table of docs/findings/families.md.
+
+`python scripts/families_report.py results/families.csv --page docs/findings/families.md` writes the page anew.
+"""
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import pandas as pd
 
@@ -14,9 +20,24 @@ from tiny_models import OTHERS
 EQUAL = 1e-5
 """The largest difference, relative to the largest output, of outputs that are called equal."""
 GENERATED = re.compile(r"(?<=<!-- tables by scripts/families.py -->\n).*(?=<!-- end -->)", re.DOTALL)
-"""The part of the page that holds the tables."""
-SHORT = {"removable": "cut", "gates only": "gates", "not offered": "–"}
-"""How an outcome is called in a table."""
+"""The part of the page that holds the table."""
+ALL = "tables/all-families.csv"
+"""All rows, beside the page."""
+SHORT = {"removable": "cut", "gates only": "gates only", "partly": "cut with one kind of attention only"}
+"""How an outcome is called on the page."""
+REASONS = {
+    "no attention found": "no attention that mhaprune can find",
+    "mixed before": "a W_O that is no linear module, or is not called",
+    "a norm": "a norm over all heads",
+    "its key is made once": "keys that are made once for several heads",
+    "adapted by LoRA": "LoRA on the maps of a head, not merged",
+    "does not run": "a module that counts on the old sizes",
+    "W_O": "a W_O that is no linear module, or is not called",
+    "random numbers": "numbers drawn at random in evaluation",
+    "gradients cannot be traced": "gradients that cannot be traced on a CPU",
+    "torch.compile": "a compiled model",
+}
+"""What a reason is called on the page, by a part of its text; the first that fits."""
 
 
 @dataclass
@@ -103,42 +124,57 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             yield f"WRONG: {row}"
 
 
-def table(rows: Sequence[Row], kinds: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a table with a row for each model. Differences are the largest over its kinds of attention."""
-    yield f"| model | heads | {' | '.join(kind or 'outcome' for kind in kinds)} | difference | read again |"
-    yield "|---" * (4 + len(kinds)) + "|"
-    for name in dict.fromkeys(row.model for row in rows if row.kind in kinds):
-        own = [row for row in rows if row.model == name]
-        found = {int(row.found) for row in own if row.found == row.found}
-        heads = " ".join(f"{each} of {own[0].expected}" if each != own[0].expected else str(each) for each in found)
-        cells = [SHORT.get(row.outcome, row.outcome) for row in own]
-        differences = [row.difference for row in own if row.difference == row.difference]
-        cut = [row for row in own if row.outcome == "removable"]
-        both = "yes" if known([row.alone for row in cut]) else "by mhaprune"
-        again = "" if not cut else "**no**" if any(row.is_wrong for row in cut) else both
-        cells += [f"{max(differences):.0e}".replace("0e+00", "0") if differences else "", again]
-        heads = heads or (f"– of {own[0].expected}" if own[0].expected else "0")
-        yield f"| {name} | {heads} | {' | '.join(cells)} |"
+def reason_of(row: Row) -> str:
+    """Return the name of the reason why heads cannot be removed, or the reason itself."""
+    return next((name for part, name in REASONS.items() if part in row.reason), row.reason)
 
 
-def reasons(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a line for each reason, with the models that have it, by the kind of outcome."""
-    each = outcomes(rows)
-    for outcome in ("gates only", "refused", "raw", "removable"):
-        found: dict[str, dict[str, None]] = {}
-        for row in rows:
-            if row.outcome == outcome and row.reason:
-                said = re.sub(r"^\w+: (?=no attention)", "", row.reason.partition(". Name")[0])
-                name = f"{row.model} ({row.kind})" if each[row.model] == "partly" else row.model
-                found.setdefault(said, {})[name] = None
-        for said, names in found.items():
-            yield f"- {SHORT.get(outcome, outcome)}: **{', '.join(names)}**: {said}".replace("<", "\\<")
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of a table: for each outcome and reason how many models have it, and which."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, outcome in outcomes(rows).items():
+        refused = [row for row in rows if row.model == name and row.reason and row.outcome != "removable"]
+        reason = reason_of(refused[0]) if refused and outcome != "removable" else ""
+        found.setdefault((outcome, reason), []).append(name)
+    yield "| outcome | reason | families of transformers | other models | which |"
+    yield "|---" * 5 + "|"
+    order = ["removable", "partly", "gates only", "refused"]
+    for outcome, reason in sorted(found, key=lambda key: order.index(key[0]) if key[0] in order else len(order)):
+        names = found[outcome, reason]
+        others = sum(name in OTHERS for name in names)
+        which = f"[all rows]({ALL})" if outcome == "removable" else "; ".join(names)
+        yield f"| {SHORT.get(outcome, outcome)} | {reason} | {len(names) - others} | {others} | {which} |"
 
 
 def page(text: str, rows: Sequence[Row]) -> str:
-    """Return the text of a page with the summary, the tables and the reasons in its generated part."""
+    """Return the text of a page with the summary and the table in its generated part."""
     if not GENERATED.search(text):
         raise ValueError("page: has no lines <!-- tables by scripts/families.py --> and <!-- end -->")
-    parts = [" ".join(summary(rows)), *("\n".join(table(rows, kinds)) for kinds in (("eager", "sdpa"), ("",)))]
-    parts += ["\n".join(reasons(rows))]
+    parts = [" ".join(summary(rows)), "\n".join(table(rows))]
     return GENERATED.sub(lambda _: "\n" + "\n\n".join(parts) + "\n\n", text)
+
+
+def read(path: Path) -> list[Row]:
+    """Return the rows of a CSV that families.py wrote."""
+    texts = {"kind": "", "outcome": "", "reason": ""}
+    return [Row(**row) for row in pd.read_csv(path).fillna(texts).to_dict("records")]
+
+
+def write(place: Path, rows: Sequence[Row]) -> None:
+    """Write the generated part of a page, and all rows as CSV beside it."""
+    place.write_text(page(place.read_text(encoding="utf-8"), rows), encoding="utf-8")
+    (place.parent / ALL).parent.mkdir(exist_ok=True)
+    pd.DataFrame(list(map(asdict, rows))).to_csv(place.parent / ALL, index=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("csv", type=Path, help="the rows that families.py wrote")
+    parser.add_argument("--page", type=Path, required=True, help="the page to write anew")
+    chosen = parser.parse_args(arguments)
+    write(chosen.page, read(chosen.csv))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

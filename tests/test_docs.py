@@ -131,6 +131,48 @@ def test_every_page_is_in_a_table_of_contents() -> None:
     assert listed - {DOCS / "course/README.md"} == set(PAGES)
 
 
+FINDINGS = sorted((DOCS / "findings").glob("*.md"))
+LONGEST_FINDING, ALL_PAGES = 700, 22_000
+"""In words, as `wc -w` counts them."""
+
+
+@pytest.mark.parametrize("page", FINDINGS, ids=each)
+def test_a_finding_is_short(page: Path) -> None:
+    assert len(page.read_text().split()) <= LONGEST_FINDING
+
+
+def test_the_pages_together_are_short() -> None:
+    pages = [*DOCS.glob("*.md"), *FINDINGS]
+    assert sum(len(page.read_text().split()) for page in pages) <= ALL_PAGES
+
+
+@pytest.mark.parametrize("page", FINDINGS, ids=each)
+def test_every_table_of_a_finding_is_that_of_its_csv(page: Path) -> None:
+    tables, text = module("tables"), page.read_text()
+    assert tables.filled(text) == text, "change the CSV and run: python docs/tables.py"
+    typed = re.sub(r"<!-- table.*?<!-- end -->", "", text, flags=re.S)
+    assert not re.search(r"^\|", typed, flags=re.M), "a table that no CSV holds"
+
+
+def test_a_table_is_written_between_its_marks_and_a_row_of_another_length_is_refused(tmp_path: Path) -> None:
+    tables = module("tables")
+    (tmp_path / "tables").mkdir()
+    file = tmp_path / "tables/a.csv"
+    file.write_text('task,mean\nsort,"1, worst 0"\n')
+    text = "before\n<!-- table: tables/a.csv -->\n| old |\n<!-- end -->\nafter"
+    table = "\n| task | mean |\n|---|---|\n| sort | 1, worst 0 |\n\n"
+    assert tables.filled(text, tmp_path) == text.replace("| old |\n", table)
+    file.write_text("task,mean\nsort\n")
+    with pytest.raises(ValueError, match=r"a.csv: \['sort'\]: has 1 cells, the header has 2"):
+        tables.filled(text, tmp_path)
+
+
+def test_every_table_is_on_a_page() -> None:
+    pages = "".join(page.read_text() for page in FINDINGS)
+    for table in (DOCS / "findings/tables").glob("*.csv"):
+        assert f"tables/{table.name}" in pages, table.name
+
+
 @pytest.mark.parametrize(
     ("page", "groups"),
     [

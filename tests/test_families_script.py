@@ -18,6 +18,7 @@ import read_folders
 import tiny_models
 from families_report import Row
 from mhaprune.front.heads import Heads
+from support import ROOT
 from support.commands import run_here, run_script
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -164,16 +165,36 @@ def test_the_page_and_the_summary_count_what_was_found() -> None:
     lines = families_report.page(frame, rows()).splitlines()
     assert "old" not in lines
     assert {"before", "after", "<!-- end -->"} <= {*lines}
-    assert "| llama | 8 | cut | cut | 2e-07 | yes |" in lines
-    assert "| led | 16 of 24 | cut | – | 2e-07 | yes |" in lines
-    assert "| sam | 8 | refused | cut | 2e-07 | yes |" in lines
-    assert "| mamba | 0 | refused | – |  |  |" in lines
-    assert "| three maps | 8 | cut | 2e-07 | by mhaprune |" in lines
-    assert "- refused: **sam (eager), mamba**: no attention found: no call" in lines
+    assert lines[7:11] == [
+        "| cut |  | 2 | 1 | [all rows](tables/all-families.csv) |",
+        "| cut with one kind of attention only | no attention that mhaprune can find | 1 | 0 | sam |",
+        "| refused | no attention that mhaprune can find | 1 | 0 | mamba |",
+        "| skipped | needs the package einops | 0 | 1 | einops |",
+    ]
     wrong = Row("llama", "eager", 8, outcome="raw", reason="KeyError: 'x'")
     assert any(line.startswith("WRONG: Row(model='llama'") for line in families_report.summary([wrong]))
     with pytest.raises(ValueError, match="has no lines <!-- tables by scripts/families.py -->"):
         families_report.page("nothing", rows())
+
+
+def test_the_page_is_that_of_its_rows() -> None:
+    place = ROOT / "docs/findings/families.md"
+    found = families_report.read(place.parent / families_report.ALL)
+    assert families_report.page(place.read_text(), found) == place.read_text()
+    assert not [row for row in found if row.is_wrong]
+
+
+def test_a_page_is_written_from_the_rows_of_a_file(tmp_path: Path) -> None:
+    file, place = tmp_path / "found.csv", tmp_path / "page.md"
+    pd.DataFrame(rows()).to_csv(file, index=False)
+    place.write_text("<!-- tables by scripts/families.py -->\n<!-- end -->\n")
+    assert families_report.main([str(file), "--page", str(place)]) == 0
+    assert families_report.page(place.read_text(), rows()) == place.read_text()
+    found = families_report.read(tmp_path / families_report.ALL)
+    assert [(row.model, row.kind, row.reason, row.loaded) for row in found[:2]] == [
+        ("llama", "eager", "", 1e-7),
+        ("llama", "sdpa", "", 0.0),
+    ]
 
 
 @pytest.mark.slow
