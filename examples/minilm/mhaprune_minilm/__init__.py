@@ -1,0 +1,1 @@
+"""The sentence encoder MiniLM as an option of mhaprune: `model=minilm`."""
