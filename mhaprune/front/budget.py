@@ -22,7 +22,6 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option
 from mhaprune.settings.ranges import Checked, Ge, expected, fits
 from mhaprune.wrapping.blocks import Unsupported
-from mhaprune.wrapping.units import UnitModel
 
 By = Any
 """A scorer, by name or as an object, or scores (see `front.given.scores_of`); or a schedule that uses no scores."""
@@ -138,11 +137,10 @@ def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedu
     if not budgets:
         return []
     unit = budgets[0].unit
-    if unit is not None and isinstance(heads.subject, UnitModel):
+    if unit is not None and heads.subject.single is not None:
         raise ValueError(f"unit={unit}: these heads are sets of heads already, leave it out")
     if unit is not None and (grouped := heads.units(unit)) is not heads:
         found = choose(grouped, [replace(budget, unit=None) for budget in budgets], by, schedule)
-        assert isinstance(grouped.subject, UnitModel)
         return [grouped.subject.mask_of_heads(mask) for mask in found]
     first = budgets[0]
     least = least_of(first.even, heads.grid, first.divisible_by) if isinstance(first.even, dict) else {}

@@ -38,7 +38,6 @@ from mhaprune.wrapping.blocks import AttentionBlock, UnitBlock, Unsupported
 from mhaprune.wrapping.losses import Judge
 from mhaprune.wrapping.replay import eager
 from mhaprune.wrapping.saving import make_plain
-from mhaprune.wrapping.units import UnitModel, in_units
 from mhaprune.wrapping.wrap import ModelWithData, understand, with_removal
 from mhaprune.wrapping.wrapped import WrappedModel
 
@@ -142,7 +141,7 @@ class Heads(ModelWithData):
         >>> heads.units("block").mask(keep=1).kept
         (HeadId(site='attention', layer=1, head=0),)
         """
-        subject = in_units(self.subject, unit)
+        subject = self.subject.grouped(unit)
         # Kept, so that scores are computed only once.
         return self if subject is self.subject else vars(self).setdefault(f"_{unit}", replace(self, subject=subject))
 
@@ -376,7 +375,7 @@ class Heads(ModelWithData):
     @cached_property
     def _settled(self) -> Heads:
         """These heads after the proofs of a removal that `prove="none"` has put off."""
-        if self.subject.prove != "none" or isinstance(self.subject, UnitModel):
+        if self.subject.prove != "none" or self.subject.single is not None:
             return self
         subject = self.subject.changed(prove="blocks")
         proof = BlockProof(subject, self.splits.proof).recorded()

@@ -21,7 +21,6 @@ from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
 from mhaprune.storage.store import write_bytes
 from mhaprune.studies.pretrained import tokens_of
-from mhaprune.wrapping.units import UnitModel
 
 
 def small_page(heads: Any) -> str:
@@ -63,7 +62,7 @@ def report(
         recoveries={"refit": Refit()} if refit else {},
     )
     title = f"The {heads.subject.counted} of {type(heads.subject.model).__name__}"
-    title += ", each counted as one head" if isinstance(heads.subject, UnitModel) else ""
+    title += ", each counted as one head" if heads.subject.single is not None else ""
     with doing(title):
         findings = experiment(study)
         if tokenizer is not None:

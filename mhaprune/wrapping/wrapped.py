@@ -21,14 +21,15 @@ from mhaprune.measure.outcomes import BATCH_SIZE, by_length
 from mhaprune.storage.cache import Cache, sources, tensor_digest, weights_digest
 from mhaprune.storage.functions import Undescribed, described
 from mhaprune.storage.store import fingerprint
-from mhaprune.subject import Fallback, Gates, Outcome
+from mhaprune.subject import AttentionMap, Fallback, Gates, Outcome
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import BlockProof, largest
-from mhaprune.wrapping.blocks import UnitBlock, shared_words
+from mhaprune.wrapping.blocks import UnitBlock, grid_of, shared_words
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.interception import attention_weights
 from mhaprune.wrapping.losses import Judge, LossAndQuality, accuracy, flat, judged, largest_probability
 from mhaprune.wrapping.replay import at_rest
+from mhaprune.wrapping.units import COUNTED, calls_of, of_all_calls, sets_of, wide, with_all_calls
 from mhaprune.wrapping.workers import Shared
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,10 @@ class WrappedModel(GatedModel):
     """The files in which slow measurements of many masks are kept, so that they go on after a kill; None for none."""
     without_gradient: frozenset[HeadId] = frozenset()
     """The heads whose gates change outputs although the outputs have no derivative in them, as behind a rounding."""
+    unit: str = "head"
+    """The things that the grid counts, see `grouped`."""
+    single: Self | None = None
+    """The same model with its single heads, if the grid counts sets or calls of them."""
     _known: WeakKeyDictionary[Batches, dict[str, Any]] = field(default_factory=WeakKeyDictionary, repr=False)
     """Facts about batches that were run: `lengths`, the number of positions that each block writes to in each of its
     calls, and `keys`, see `_attended`."""
@@ -72,19 +77,85 @@ class WrappedModel(GatedModel):
 
     @property
     def counted(self) -> str:
-        """The word for what the grid counts."""
-        return "heads"
+        """The word for the things that the grid counts."""
+        return COUNTED[self.unit]
 
     @property
     def module(self) -> nn.Module:
         return self.model
 
     def with_module(self, module: Any, blocks: Sequence[UnitBlock]) -> Self:
-        return self.changed(model=module, blocks=tuple(blocks))
+        single = self.single and self.single.with_module(module, self.single.blocks)
+        return self.changed(model=module, blocks=tuple(blocks), single=single)
 
     def changed(self, **parts: Any) -> Self:
         """Return a copy of this subject with some fields replaced."""
         return replace(self, **parts, _known=WeakKeyDictionary())
+
+    def grouped(self, unit: str) -> Self:
+        """Return the subject with one head per unit.
+
+        A "group" is the heads that share keys and values. If all heads of every block do, each head is a group of its
+        own. A "block" is an attention layer. A "call" is one head in one call of a layer that a pass calls several
+        times, named as in `layer.3.0@2`. Raises `Unsupported` for groups of different sizes in one block.
+        """
+        single = self.single or self
+        all_shared = all(len(set(block.of_kv)) <= 1 for block in single.blocks)
+        once = all(block.calls == 1 for block in single.blocks)
+        alone = unit == "head" or (unit == "group" and all_shared) or (unit == "call" and once)
+        return single if alone else single._grouped(unit)
+
+    def _grouped(self, unit: str) -> Self:
+        if unit == "call":
+            names, blocks = zip(*calls_of(self.by_name), strict=True)
+            grid = grid_of(names, blocks)
+            idle, flat = (
+                frozenset(head for head in grid if of_all_calls(head) in heads)
+                for heads in (self.without_effect, self.without_gradient)
+            )
+            parts: dict[str, Any] = {"names": names, "blocks": blocks, "without_effect": idle, "without_gradient": flat}
+        else:
+            sets = {name: sets_of(block, unit) for name, block in self.by_name.items()}
+            named = {name: self.heads_of(name) for name in sets}
+            idle = frozenset(
+                named[name][members[0]]
+                for name in sets
+                for members in sets[name]
+                if all(named[name][h] in self.without_effect for h in members)
+            )
+            blocks = tuple(wide(block, sets[name]) for name, block in self.by_name.items())
+            parts = {"blocks": blocks, "without_effect": idle, "without_gradient": frozenset()}
+        return self.changed(**parts, unit=unit, single=self)
+
+    def heads_of(self, name: Block) -> list[HeadId]:
+        """Return the heads of a block."""
+        return [self.grid.heads[n] for n in self.grid.positions(name)]
+
+    def mask_of_heads(self, mask: HeadMask) -> HeadMask:
+        """Return a mask of units as a mask of the single heads. Raises `Unsupported` for heads that lose only some of
+        their calls."""
+        if self.single is None:
+            return mask
+        if self.unit == "call":
+            return with_all_calls(mask, self.single.grid)
+        removed = set()
+        for name, block in self.single.by_name.items():
+            heads = self.single.heads_of(name)
+            for unit, members in zip(self.heads_of(name), sets_of(block, self.unit), strict=True):
+                removed |= {heads[h] for h in members} if unit in mask.removed else set()
+        return HeadMask(self.single.grid, frozenset(removed))
+
+    def without(self, mask: HeadMask, shared: bool = False) -> Self:
+        """Return the subject without the masked units. A removal is made head by head."""
+        if self.single is None:
+            return super().without(mask, shared)
+        single = self.single.changed(run=self.run)  # which `changed` may have replaced
+        return single.without(self.mask_of_heads(mask), shared)._grouped(self.unit)
+
+    def attention_maps(self, batch: Batches) -> dict[Block, AttentionMap]:
+        if self.unit in ("group", "block"):
+            raise ValueError(f"needs the attention weights of single heads, not of a {self.unit}; leave it out")
+        return super().attention_maps(batch)
 
     def placed(self, batch: Batches) -> Batches:
         return batch.converted(self.device, self.dtype)
@@ -259,6 +330,8 @@ class WrappedModel(GatedModel):
     def cache_bytes(self, batch_size: int, length: int) -> int:
         """Return the bytes of keys and values that generation keeps for this number of positions. Cross-attention is
         counted as if the source had as many. 0 for a model that cannot generate."""
+        if self.single is not None:
+            return self.single.cache_bytes(batch_size, length)
         if not (hasattr(self.model, "can_generate") and self.model.can_generate()):  # type: ignore[operator]
             return 0
         kept = [block for block in self.blocks if "decoder" in block.path or not self.two_sided]

@@ -25,7 +25,6 @@ from mhaprune.measure.outcomes import output_difference
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import conf_folder, option
-from mhaprune.wrapping.units import in_units
 from support.figures import drawing
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -354,4 +353,4 @@ def test_a_group_has_no_effect_only_if_none_of_its_heads_has(idle: list[int], na
     """Two heads are a group: with one that is read, the group is read."""
     subject: Any = llama.subject
     without_effect = frozenset(subject.grid.heads[n] for n in idle)
-    assert names(in_units(subject.changed(without_effect=without_effect), "group").without_effect) == named
+    assert names(subject.changed(without_effect=without_effect).grouped("group").without_effect) == named
