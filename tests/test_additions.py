@@ -16,6 +16,7 @@ from mhaprune import losses
 from mhaprune.experiments.base import Experiment
 from mhaprune.front.command_line import described
 from mhaprune.front.heads import wrap
+from mhaprune.recoveries.base import Recovery
 from mhaprune.runs.run import build
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.ablation import Ablation
@@ -271,7 +272,7 @@ def test_a_class_needs_no_yaml_and_a_yaml_may_start_from_it(package: str) -> Non
     assert (type(run.scorer["peak"]).__name__, run.scorer["peak"].power) == ("Peak", 3.0)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("base", [Scorer, Schedule])
+@pytest.mark.parametrize("base", [Scorer, Schedule, Recovery, Experiment])
 def test_the_example_of_a_base_class_is_a_whole_plug_in(base: type) -> None:
     [example] = [each for each in doctest.DocTestFinder(recurse=False).find(base) if each.examples]
     heads = wrap(classifier(), losses.classification, score=batches(2), choose=batches(2), report=batches(2))

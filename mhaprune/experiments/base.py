@@ -69,6 +69,20 @@ class Experiment(Checked, ABC):
     """A study of one trained model. It makes figures, sentences and the map of heads from its own tables.
 
     A table may have any name: `run` and `collect` leave the reading of tables to the experiment.
+
+    >>> @dataclass(frozen=True)
+    ... class Census(Experiment):
+    ...     '''The number of heads of each block.'''
+    ...
+    ...     def __call__(self, study):
+    ...         grid = study.subject.grid
+    ...         return Findings({"census": pd.DataFrame({"block": map(str, grid.blocks), "heads": grid.sizes})})
+    ...
+    ...     @staticmethod
+    ...     def say(tables):
+    ...         yield f"{tables['census']['heads'].sum()} heads in {len(tables['census'])} blocks."
+    >>> list(Census.say(Census()(Study.of(heads)).tables))
+    ['8 heads in 2 blocks.']
     """
 
     question: ClassVar[str] = ""

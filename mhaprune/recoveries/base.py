@@ -26,7 +26,25 @@ trained."""
 
 @dataclass(frozen=True)
 class Recovery(Checked, ABC):
-    """A way to improve a model after heads were removed."""
+    """A way to improve a model after heads were removed.
+
+    >>> @dataclass(frozen=True)
+    ... class Louder(Recovery):
+    ...     '''W_O is scaled up by as much as its block has fewer heads.'''
+    ...
+    ...     def starts_from(self, study, pruned):
+    ...         return pruned_digest(pruned)
+    ...
+    ...     def __call__(self, study, pruned, draw, state, save):
+    ...         model, before = pruned.copied(), study.subject.by_name
+    ...         for name, block in model.by_name.items():
+    ...             model.module.get_submodule(block.out).weight.data *= before[name].heads / max(1, block.heads)
+    ...         return model, pd.DataFrame(columns=HISTORY)
+    >>> study, pruned = Study.of(heads), heads.without({0: [1, 2]})
+    >>> louder = recover(Louder(), study, pruned).model
+    >>> [float((louder.output_weights()[name] / weights).mean()) for name, weights in pruned.output_weights().items()]
+    [2.0, 1.0]
+    """
 
     kept: ClassVar[bool] = True
     """True if the cache keeps the result. A recovery that takes only a second need not be kept."""
