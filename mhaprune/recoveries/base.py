@@ -41,7 +41,7 @@ class Recovery(Checked, ABC):
     ...             model.module.get_submodule(block.out).weight.data *= before[name].heads / max(1, block.heads)
     ...         return model, pd.DataFrame(columns=HISTORY)
     >>> study, pruned = Study.of(heads), heads.without({0: [1, 2]})
-    >>> louder = recover(Louder(), study, pruned).model
+    >>> louder, _ = Louder()(study, pruned, 0, None, print)
     >>> [float((louder.output_weights()[name] / weights).mean()) for name, weights in pruned.output_weights().items()]
     [2.0, 1.0]
     """
