@@ -42,7 +42,8 @@ class Recovery(Checked, ABC):
     ...         return model, pd.DataFrame(columns=HISTORY)
     >>> study, pruned = Study.of(heads), heads.without({0: [1, 2]})
     >>> louder, _ = Louder()(study, pruned, 0, None, print)
-    >>> [float((new / old).mean().detach()) for new, old in zip(*(m.output_weights().values() for m in (louder, pruned)))]
+    >>> weights = zip(louder.output_weights().values(), pruned.output_weights().values())
+    >>> [float((new / old).mean().detach()) for new, old in weights]
     [2.0, 1.0]
     """
 
