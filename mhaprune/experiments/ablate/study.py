@@ -44,6 +44,10 @@ class Ablate(HeadBudgets, WithinTolerance):
     remove the most heads without a recovery. Recovered models have rows of their own in the summary.
     """
 
+    calibrated: bool = False
+    """Whether the confidence of the models in their answers is measured on examples of other kinds. For this a model
+    writes its wrong answers again."""
+
     recovers = measures_shift = True
     question = "Which heads can be removed, and what does that bring?"
     then = (
@@ -94,7 +98,7 @@ class Ablate(HeadBudgets, WithinTolerance):
             "latency": latency,
             **study.training_table,
             **shift_table(
-                subject, splits, removed_most(study, chosen, summary[summary["scorer"] == furthest]), calibrated=False
+                subject, splits, removed_most(study, chosen, summary[summary["scorer"] == furthest]), self.calibrated
             ),
         }
         return with_proofs(study, tables, difference)
