@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.experiments.ablate import Ablate
 from mhaprune.experiments.train import Train
 from mhaprune.reporting.head_map import SmallMap, Verdict, in_small, thumbnail
 from mhaprune.reporting.headline import Number

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import EOS, PAD, SPECIAL, Data, Examples, shift_right
-from mhaprune.experiments.explain.report import ABOVE_CHANCE
+from mhaprune.experiments.explain.explain_report import ABOVE_CHANCE
 from mhaprune.heads import Block, Site
 from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.scorers.scoring import head_columns

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from mhaprune.experiments.base import figures_of
-from mhaprune.experiments.speed.report import at_half, unbeaten
-from mhaprune.experiments.speed.study import Speed
+from mhaprune.experiments.speed.speed import Speed
+from mhaprune.experiments.speed.speed_report import at_half, unbeaten
 from mhaprune.runs.run import build
 from support.composing import compose, tables_in
 from support.made_tables import text_of

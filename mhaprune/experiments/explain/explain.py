@@ -12,7 +12,7 @@ import pandas as pd
 
 from mhaprune.experiments.base import Experiment, Findings, Setup, with_proofs
 from mhaprune.experiments.examples import answer_tables, check_examples, close_each, text_tables
-from mhaprune.experiments.explain import report
+from mhaprune.experiments.explain import explain_report as report
 from mhaprune.experiments.explain.aligned import alignment_scores
 from mhaprune.experiments.explain.alignment import alignment_of, alignment_table, told_apart
 from mhaprune.experiments.explain.patterns import observe

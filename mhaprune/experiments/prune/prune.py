@@ -10,14 +10,13 @@ import pandas as pd
 
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, with_proofs
 from mhaprune.experiments.can_go import summary_of
-from mhaprune.experiments.prune import report
+from mhaprune.experiments.prune import prune_report as report
 from mhaprune.experiments.prune.trials import WAY, Trial, Trials
-from mhaprune.experiments.shift import shift_quality
+from mhaprune.experiments.shift import shift_quality, shift_table
 from mhaprune.inputs import Study
 from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import time_removed
-from mhaprune.pruning.shift import shift_table
 from mhaprune.recoveries.base import pruned_digest
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.training import training_curve

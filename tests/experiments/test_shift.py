@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from mhaprune.data import Splits
-from mhaprune.experiments.shift import say_shift, shift_quality
+from mhaprune.experiments.shift import say_shift, shift_quality, shift_table
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.shift import shift_table
 from mhaprune.reporting.plots import draw
 from mhaprune.tasks.sort import Sort
 from support.figures import check_legible
