@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from mhaprune.experiments import can_go
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, the_one, with_proofs
 from mhaprune.experiments.can_go import caveats, count_words, most_removed, removable, summary_of, surely_words
-from mhaprune.experiments.shift import say_shift, shift_quality, shift_table
+from mhaprune.experiments.shift import shift_quality, shift_sentences, shift_table
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
 from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
@@ -80,7 +80,7 @@ def say_ablation(tables: Tables) -> Iterator[str]:
     for row in (best, *recovered):
         if row["heads_removed"]:
             yield _which(row)
-    yield from say_shift(tables)
+    yield from shift_sentences(tables)
     sure = any(surely_words(row, tables) for row in (best, *recovered) if row["heads_removed"])
     yield from caveats(tables, best, sure, "recovered")
 
@@ -103,10 +103,10 @@ def map_of_heads(tables: Tables) -> Verdict:
     best = most_removed(tables["summary"].query("recovery == @NOTHING"))
     scores = tables["heads"][tables["heads"]["draw"] == 0]
     scorer = REFERENCE if REFERENCE in set(scores["scorer"]) else best["scorer"]
-    own = scores[scores["scorer"] == scorer]
-    if own.empty:  # chosen by a schedule that needs no scorer
-        own = scores.drop_duplicates(HEAD).assign(score=nan)
-    heads = own[[*HEAD, "score"]].assign(name="")
+    rows = scores[scores["scorer"] == scorer]
+    if rows.empty:  # chosen by a schedule that needs no scorer
+        rows = scores.drop_duplicates(HEAD).assign(score=nan)
+    heads = rows[[*HEAD, "score"]].assign(name="")
     gone = set(head_names(best["removed"]))
     heads["stays"] = [head not in gone for head in named(heads)]
     units = unit_name(tables)
@@ -182,16 +182,16 @@ def latency_curves(tables: Tables) -> Plot | None:
     floor = tables["latency"].set_index("scorer").loc[DENSE_AGAIN, ["speedup_q1", "speedup_q3"]]
     axes.axhline(1, color="black", linewidth=0.8)
     axes.axhspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0, label="noise: the whole model against itself")
-    own, others = pruning[pruning["scorer"] == first], pruning[pruning["scorer"] != first].query("heads_removed > 0")
+    curve, others = pruning[pruning["scorer"] == first], pruning[pruning["scorer"] != first].query("heads_removed > 0")
     look: Any = {"label": f"chosen by {first}", **plots.line_style(0)}
-    plots.draw_curve(axes, own, "heads_removed", "speedup", QUARTILES, **look)
+    plots.draw_curve(axes, curve, "heads_removed", "speedup", QUARTILES, **look)
     if len(others):
         look = {"color": "#555555", "markersize": 5, "label": "by another score"}
         axes.plot(others["heads_removed"], others["speedup"], "x", **look)
     units, total = unit_name(tables), int(pruning["heads_total"].max())
     axes.set(xlabel=f"{units} removed, of {total}", ylabel="times as fast (logarithmic axis)")
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
-    seen = pd.concat([others["speedup"], *(own[f"speedup{end}"] for end in QUARTILES), pd.Series([1.0, *floor])])
+    seen = pd.concat([others["speedup"], *(curve[f"speedup{end}"] for end in QUARTILES), pd.Series([1.0, *floor])])
     plots.scale_in_ratios(axes.yaxis, 0.95 * seen.min(), 1.05 * seen.max(), 0.05)
     marked: dict[float, tuple[pd.Series, str]] = {}
     for recovery, rows in tables["summary"].query("heads_removed > 0").groupby("recovery", sort=False):
@@ -295,12 +295,12 @@ def recovered_table(study: Study, plans: Sequence[Plan]) -> pd.DataFrame:
     dense = measure(subject.without(HeadMask(subject.grid)), splits.choose)
     for name, recovery in track(study.recoveries.items(), "recover"):
         for plan in track(sorted(plans, key=lambda plan: len(plan.mask.removed)), name, name=plan_words):
-            left, note = subject.without(plan.mask), ""
+            pruned, note = subject.without(plan.mask), ""
             if plan.mask.removed:
-                left, _, note, _ = recover(recovery, study, left)
-            columns = plan_columns(plan) | {"recovery": name} | accuracy_columns(measure(left, splits.report))
-            columns |= choose_columns(measure(left, splits.choose), dense)
-            rows.append(columns | size_columns(left, splits.report) | {"note": note})
+                pruned, _, note, _ = recover(recovery, study, pruned)
+            columns = plan_columns(plan) | {"recovery": name} | accuracy_columns(measure(pruned, splits.report))
+            columns |= choose_columns(measure(pruned, splits.choose), dense)
+            rows.append(columns | size_columns(pruned, splits.report) | {"note": note})
     return pd.DataFrame(rows)
 
 

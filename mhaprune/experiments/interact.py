@@ -39,7 +39,7 @@ from mhaprune.tables import (
     QUALITY,
     Tables,
     in_brackets,
-    in_unit,
+    loss_suffix,
     named,
     quality_name,
 )
@@ -57,7 +57,7 @@ SMALL = 0.01
 def say_interactions(tables: Tables) -> Iterator[str]:
     """Yield sentences: the pair that stands in for each other most, the pair that works together most, the number of
     pairs of each kind, and the cost of removing many heads together."""
-    pairs, unit = tables["pairs"], in_unit(tables)
+    pairs, unit = tables["pairs"], loss_suffix(tables)
     alone = dict(zip(named(tables["alone"]), tables["alone"][LOSS_RISE], strict=True))
     for what, sign in ((STAND_IN, 1), (TOGETHER, -1)):
         helped = [min(alone[a], alone[b]) < 0 for a, b in zip(named(pairs), other_heads(pairs), strict=True)]
@@ -114,7 +114,7 @@ def other_heads(pairs: pd.DataFrame) -> list[HeadId]:
 def interactions(tables: Tables) -> Plot | None:
     """Draw the interaction of each pair of heads whose interaction is large and sure, as a triangle with a row and a
     column for each head that has one."""
-    pairs, tolerance = tables["pairs"], f"{tables['pairs']['tolerance'].iloc[0]:g}{in_unit(tables)}"
+    pairs, tolerance = tables["pairs"], f"{tables['pairs']['tolerance'].iloc[0]:g}{loss_suffix(tables)}"
     sure = pairs[pairs["kind"].isin((STAND_IN, TOGETHER))]
     involved = {*named(sure), *other_heads(sure)}
     heads = [head for head in named(tables["alone"]) if head in involved]
@@ -180,13 +180,13 @@ def together(tables: Tables) -> Plot:
         axes.set_yscale("symlog", linthresh=SMALL)
         plots.plain_ticks(axes.yaxis)
         half = half_of(rows)
-        cost = f"{amount(half[LOSS_RISE])}{in_unit(tables)} together, {amount(half['expected_alone'])} one by one"
+        cost = f"{amount(half[LOSS_RISE])}{loss_suffix(tables)} together, {amount(half['expected_alone'])} one by one"
         axes.set_title(wrapped(f"{half['heads_removed']} heads, in the order of {scorer}, cost {cost}", 4.4))
     plots.legend_above(figure, grid[0])
     caption = (
         "The rise of the loss on the report split as heads go together, and what one expects of it: the sum of what"
         " each head costs alone, and that sum with the interactions of all pairs added. Bars are 95 % intervals over"
-        f" examples; the axis is in proportion up to {SMALL:g}{in_unit(tables)} and logarithmic beyond."
+        f" examples; the axis is in proportion up to {SMALL:g}{loss_suffix(tables)} and logarithmic beyond."
     )
     return Plot("together", caption, figure)
 

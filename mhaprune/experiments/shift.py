@@ -32,20 +32,20 @@ def shift_table(
     kinds = {USUAL: splits.report, **splits.shifts}
     if len(kinds) == 1:
         return {}
-    whole = subject.without(HeadMask(subject.grid))
-    dense = {kind: measure(whole, examples) for kind, examples in kinds.items()}
+    dense_model = subject.without(HeadMask(subject.grid))
+    dense_outcomes = {kind: measure(dense_model, examples) for kind, examples in kinds.items()}
     rows = []
-    for about, model in ({"scorer": DENSE, "recovery": NOTHING, "heads_removed": 0}, whole), *models:
-        for kind, outcome in dense.items():
-            own = outcome if model is whole else measure(model, kinds[kind])
-            columns = {name: value for name, value in accuracy_columns(own).items() if name.startswith(QUALITY)}
-            drop = drop_columns("drop", own, outcome)
-            columns |= drop | (calibration_columns(model, kinds[kind], own) if calibrated else {})
-            rows.append({**about, "examples_of": kind, "examples": len(own.quality), **columns})
+    for about, model in ({"scorer": DENSE, "recovery": NOTHING, "heads_removed": 0}, dense_model), *models:
+        for kind, outcome in dense_outcomes.items():
+            measured = outcome if model is dense_model else measure(model, kinds[kind])
+            columns = {name: value for name, value in accuracy_columns(measured).items() if name.startswith(QUALITY)}
+            drop = drop_columns("drop", measured, outcome)
+            columns |= drop | (calibration_columns(model, kinds[kind], measured) if calibrated else {})
+            rows.append({**about, "examples_of": kind, "examples": len(measured.quality), **columns})
     return {"shift": pd.DataFrame(rows)}
 
 
-def say_shift(tables: Tables) -> Iterator[str]:
+def shift_sentences(tables: Tables) -> Iterator[str]:
     """Yield a sentence per kind of examples: the quality with all heads, without some, and after each recovery."""
     if "shift" not in tables:
         return

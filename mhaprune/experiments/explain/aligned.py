@@ -12,7 +12,7 @@ from mhaprune.reporting.sentences import share
 from mhaprune.tables import HEAD, REFERENCE, Tables, candidates, in_brackets
 
 
-def say_alignment(tables: Tables) -> Iterator[str]:
+def alignment_sentences(tables: Tables) -> Iterator[str]:
     """Yield which head aligns best and, of several heads, whether ablation ranks the heads that align first."""
     if "alignment" not in tables:
         return

@@ -60,7 +60,7 @@ def alignment_table(
     return {"alignment": table} if len(table) else {}
 
 
-def told_apart(patterns: pd.DataFrame) -> pd.DataFrame:
+def without_duplicates(patterns: pd.DataFrame) -> pd.DataFrame:
     """Return the patterns without `ALIGNED`, if another one has the same places: on `sort` the symbol to write."""
     masses = patterns.pivot_table(index=HEAD, columns="pattern", values="mass")
     if ALIGNED not in masses:

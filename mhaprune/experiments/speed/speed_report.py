@@ -79,16 +79,16 @@ def _batch(row: pd.Series) -> str:
     return f"(batch {int(row['batch_size'])})"
 
 
-def judged(tradeoff: pd.DataFrame, tables: Tables) -> pd.DataFrame:
+def without_controls(tradeoff: pd.DataFrame, tables: Tables) -> pd.DataFrame:
     """Return the rows of scorers that are not random, because a single random draw is noise; all rows if no scorer is
     left."""
-    own = tradeoff[tradeoff["scorer"].isin(candidates(tables.get("pruning", tradeoff)))]
-    return own if len(own) else tradeoff
+    choices = tradeoff[tradeoff["scorer"].isin(candidates(tables.get("pruning", tradeoff)))]
+    return choices if len(choices) else tradeoff
 
 
 def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
     """Return in words the fastest model that loses at most 0.01 of quality on the choose split."""
-    rows = judged(rows, tables)
+    rows = without_controls(rows, tables)
     dense, best, quality = rows[rows["heads_removed"] == 0].iloc[0], _fastest(rows), quality_name(tables)
     among = f"Of the trained model at batch {int(best['batch_size'])}, within 0.01 of {quality} on the choose split,"
     if best["heads_removed"] == 0:
@@ -154,7 +154,7 @@ def _draw_noise(axes: Axes, rows: pd.DataFrame) -> None:
 @needs("tradeoff")
 def accuracy_milliseconds(tables: Tables) -> Plot:
     """Draw exact match against the speed-up of the trained model, and name the points that no other beats."""
-    tradeoff = judged(tables["tradeoff"], tables)
+    tradeoff = without_controls(tables["tradeoff"], tables)
     best = tradeoff[QUALITY].max()
     tradeoff = tradeoff[tradeoff[QUALITY] >= best - abs(best) / 2]
     batches, names = list(tradeoff["batch_size"].unique()), list(tradeoff["scorer"].unique())
