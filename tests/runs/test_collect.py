@@ -166,6 +166,7 @@ def test_runs_of_an_older_or_unknown_kind_are_named_in_a_line_each(tmp_path: Pat
         make_run(tmp_path / name, num_heads=4)
         if experiment is not None:
             change_status(tmp_path / name, experiment=experiment)
+    change_status(tmp_path / "new", experiment="mhaprune.experiments.ablate.study.Ablate")  # its module was renamed
     old = read_status(tmp_path / "old")
     (tmp_path / "old" / "status.json").write_text(json.dumps({key: old[key] for key in old if key != "experiment"}))
     lines = collect([tmp_path], tmp_path / "out")

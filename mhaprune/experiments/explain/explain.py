@@ -13,8 +13,7 @@ import pandas as pd
 from mhaprune.experiments.base import Experiment, Findings, Setup, with_proofs
 from mhaprune.experiments.examples import check_examples, close_each, sequence_tables, text_tables
 from mhaprune.experiments.explain import explain_report as report
-from mhaprune.experiments.explain.aligned import alignment_scores
-from mhaprune.experiments.explain.alignment import alignment_of, alignment_table, without_duplicates
+from mhaprune.experiments.explain.alignment import alignment_of, alignment_scores, alignment_table, without_duplicates
 from mhaprune.experiments.explain.patterns import observe
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.inputs import Study

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.experiments.explain.aligned import alignment_sentences
+from mhaprune.experiments.explain.alignment import alignment_sentences
 from mhaprune.heads import SITES, HeadId
 from mhaprune.reporting.head_map import REMOVED, Verdict
 from mhaprune.reporting.headline import Number
@@ -39,9 +39,6 @@ CLEAR = 0.05
 """The smallest difference that is written in a cell: the attention of a head minus even attention, as shares."""
 EVEN = 0.12
 """The largest difference of a weight from even attention that the colours of a map hardly show."""
-ABOVE_CHANCE = 0.15
-"""A pattern names a head only if the attention to it exceeds chance by at least this share of the most that is
-possible, 1 − chance. Chance is large if few keys are allowed: 1 / (i + 1) in row i of a causal block."""
 
 
 def say(tables: Tables) -> Iterator[str]:

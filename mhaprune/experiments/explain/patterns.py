@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import EOS, PAD, SPECIAL, Data, Examples, shift_right
-from mhaprune.experiments.explain.explain_report import ABOVE_CHANCE
 from mhaprune.heads import Block, Site
 from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.scorers.scoring import head_columns
@@ -28,6 +27,9 @@ LARGEST = 0.5
 """A head is named after a pattern only if its largest weight falls on the pattern for at least this share of queries,
 and if its attention to the pattern exceeds chance. Voita et al. 2019, section 5.2, require a share of 0.9, but do not
 compare with chance: there, a largest weight may be only a little larger than the others."""
+ABOVE_CHANCE = 0.15
+"""A pattern names a head only if the attention to it exceeds chance by at least this share of the most that is
+possible, 1 − chance. Chance is large if few keys are allowed: 1 / (i + 1) in row i of a causal block."""
 APPLIES = 0.5
 """A pattern names a head only if it has a place for at least this share of the queries."""
 EVERYWHERE = 0.05

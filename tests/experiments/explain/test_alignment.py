@@ -6,8 +6,14 @@ import torch
 from scipy import stats
 
 from mhaprune.data import PAD, SPECIAL, Examples, Splits
-from mhaprune.experiments.explain.aligned import alignment_scores, alignment_sentences
-from mhaprune.experiments.explain.alignment import OFFSETS, alignment_of, alignment_table, without_duplicates
+from mhaprune.experiments.explain.alignment import (
+    OFFSETS,
+    alignment_of,
+    alignment_scores,
+    alignment_sentences,
+    alignment_table,
+    without_duplicates,
+)
 from mhaprune.experiments.explain.patterns import ALIGNED, observe
 from mhaprune.heads import Site
 from mhaprune.model.transformer import Seq2Seq
