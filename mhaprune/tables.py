@@ -102,10 +102,10 @@ def join_names(heads: Iterable[object]) -> str:
 
 def by_block(heads: Iterable[HeadId]) -> str:
     """Return heads as text, block by block: `encoder_self.0: 1 2, cross.1: 0`."""
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for head in heads:
-        found.setdefault(f"{head.site}.{head.layer}", []).append(str(head.head))
-    return ", ".join(f"{block}: {' '.join(each)}" for block, each in found.items())
+        by_name.setdefault(f"{head.site}.{head.layer}", []).append(str(head.head))
+    return ", ".join(f"{block}: {' '.join(numbers)}" for block, numbers in by_name.items())
 
 
 def named(heads: pd.DataFrame) -> list[HeadId]:
@@ -139,7 +139,7 @@ def loss_unit(tables: Tables) -> str:
     return "nats" if unit is None else unit
 
 
-def in_unit(tables: Tables) -> str:
+def loss_suffix(tables: Tables) -> str:
     """Return a blank and the unit of the loss, to stand after a number in a sentence; an empty text for a loss without
     unit."""
     unit = loss_unit(tables)
@@ -155,8 +155,8 @@ def in_brackets(tables: Tables) -> str:
 def _named_by(column: str, tables: Tables) -> str | None:
     """Return the text in this column, from the first row of the first table that has it; None if no table has it. NaN
     is returned as an empty text, because an empty text in a file is read as NaN."""
-    found = next((frame[column].iloc[0] for frame in tables.values() if column in frame and len(frame)), None)
-    return found if found is None or isinstance(found, str) else ""
+    text = next((frame[column].iloc[0] for frame in tables.values() if column in frame and len(frame)), None)
+    return text if text is None or isinstance(text, str) else ""
 
 
 def candidates(frame: pd.DataFrame) -> list[str]:

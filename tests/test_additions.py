@@ -240,7 +240,7 @@ def test_what_is_not_listed_is_refused_and_not_imported(conf: Path) -> None:
 
 STUDY = '''
 from dataclasses import dataclass
-from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.experiments.ablate import Ablate
 
 @dataclass(frozen=True)
 class More(Ablate):

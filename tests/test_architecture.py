@@ -120,9 +120,9 @@ def test_scorers_and_schedules_see_a_model_through_the_protocol_only() -> None:
 
 @pytest.mark.parametrize("path", PLUG_INS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_plug_in_is_one_file_and_one_yaml_of_one_name(path: Path) -> None:
-    """Or, of an experiment, the study in a folder of its name."""
+    """The file of a long experiment stands in a folder of the same name, beside its report."""
     module, settings, file = PLUG_INS[path], settings_of(path), TOGETHER.get(path.stem, path.stem)
-    folder = module.removesuffix(f".{file}").removesuffix(f".{file}.study")
+    folder = module.removesuffix(f".{file}").removesuffix(f".{file}")
     assert folder == {"recovery": "mhaprune.recoveries"}.get(path.parent.name, f"mhaprune.{path.parent.name}s")
     cls = getattr(importlib.import_module(module), settings["_target_"].rpartition(".")[2])
     assert dataclasses.is_dataclass(cls)
@@ -149,8 +149,9 @@ def test_whatever_can_be_chosen_has_a_yaml(group: str) -> None:
 
 
 def home(module: str) -> str:
-    """What of an experiment with a folder is the folder, and of any other plug-in its module."""
-    return module.removesuffix(".study")
+    """The folder of an experiment that has one, and the module of any other plug-in."""
+    folder, _, name = module.rpartition(".")
+    return folder if folder.endswith(f".{name}") else module
 
 
 def test_plug_ins_import_neither_each_other_nor_what_belongs_to_another() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.experiments.ablate import Ablate
 from mhaprune.runs.run import build, is_pretrained
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.settings.options import ConfigError, describe

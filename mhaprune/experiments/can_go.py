@@ -51,8 +51,8 @@ def surely(curve: pd.DataFrame, tolerance: float) -> float:
     highest = smaller[CHOOSE_MOST]
     if highest.isna().any():
         return nan
-    sure = smaller[(highest <= tolerance).cummin()]
-    return int(sure["heads_removed"].max()) if len(sure) else 0
+    passing = smaller[(highest <= tolerance).cummin()]
+    return int(passing["heads_removed"].max()) if len(passing) else 0
 
 
 def surely_words(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:

@@ -74,20 +74,20 @@ def attention_table(subject: Seq2Seq, task: Task, shown: Iterable[Shown]) -> pd.
             reads = source if block.site == Site.ENCODER_SELF else prefix
             keys = prefix if block.site == Site.DECODER_SELF else source
             writes = [None] * len(source) if block.site == Site.ENCODER_SELF else target
-            own = [head for head in subject.grid if head.block == block]
-            parts += _cells(number, own, seen.weights[0], {"reads": reads, "writes": writes}, keys)
+            heads = [head for head in subject.grid if head.block == block]
+            parts += _cells(number, heads, seen.weights[0], {"reads": reads, "writes": writes}, keys)
     return pd.concat(parts, ignore_index=True)
 
 
 def _cells(
     example: int,
-    own: Sequence[HeadId],
+    heads: Sequence[HeadId],
     weights_HTU: Tensor,
     at_query: Mapping[str, Sequence[str | None]],
     keys: Sequence[str],
 ) -> Iterator[pd.DataFrame]:
-    """Yield a table for each head of a block, with one row per query and key. `own` are the heads of the block."""
-    for head, weights_TU in zip(own, weights_HTU.double().cpu().numpy(), strict=True):
+    """Yield a table for each head of a block, with one row per query and key. `heads` are those of the block."""
+    for head, weights_TU in zip(heads, weights_HTU.double().cpu().numpy(), strict=True):
         places = pd.MultiIndex.from_product(map(range, weights_TU.shape), names=["query", "key"])
         frame = places.to_frame(index=False)
         columns = {name: [words[i] for i in frame["query"]] for name, words in at_query.items()}
@@ -122,7 +122,7 @@ def shown_by(study: Study, numbers: Sequence[int]) -> list[Shown]:
     return [show(study.subject, study.task, *pair) for pair in pairs]
 
 
-def answer_tables(study: Study, numbers: Sequence[int], closed: Outcome, most_wrong: int) -> dict[str, pd.DataFrame]:
+def sequence_tables(study: Study, numbers: Sequence[int], closed: Outcome, most_wrong: int) -> dict[str, pd.DataFrame]:
     """Return the tables `wrong` (see `turned_wrong`), `closed` (see `answers_without`), `examples` and `attention` for
     mhaprune's own model."""
     network, task, splits = study.subject, study.task, study.splits
@@ -184,8 +184,8 @@ def text_tables(study: Study, numbers: Sequence[int], closed: Outcome) -> dict[s
                 for known, count in zip(named, counts, strict=True)
             )
             weights_HTU = seen.weights[0][:, seen.queries[0]][:, :, seen.keys[0]][:, :most, :most]
-            own = [head for head in grid if head.block == block]
-            parts += _cells(example, own, weights_HTU, {"reads": queries}, keys)
+            heads = [head for head in grid if head.block == block]
+            parts += _cells(example, heads, weights_HTU, {"reads": queries}, keys)
             longest = max(longest, *counts)
         texts.append({"example": example, "source": " ".join(words), "symbols": longest})
         for i, head in enumerate(grid, 1):
@@ -215,8 +215,8 @@ def turned_wrong(
     rows: list[dict[str, Any]] = []
     for head in subject.grid:
         gates_N = HeadMask(subject.grid).without(head).gates(examples.device).to(subject.positions.dtype)
-        own = without[(without[HEAD] == list(head)).all(axis=1)]
-        for number, without_it in own[["example", "answer"]].itertuples(index=False):
+        answers = without[(without[HEAD] == list(head)).all(axis=1)]
+        for number, without_it in answers[["example", "answer"]].itertuples(index=False):
             one = asked[number]
             if one.answer == one.right != without_it:
                 example = f"{one.source} -> {one.right}"

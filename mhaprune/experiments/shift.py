@@ -1,18 +1,51 @@
-"""The words and the figure of the table `shift`: models with fewer heads on examples of other kinds."""
+"""The table `shift`: pruned models on examples of another kind than those that heads were scored and chosen on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from mhaprune.data import Data, Splits
+from mhaprune.heads import HeadMask
+from mhaprune.measure.columns import accuracy_columns, calibration_columns, drop_columns
+from mhaprune.measure.outcomes import measure
 from mhaprune.reporting import plots
 from mhaprune.reporting.plots import Plot, needs
 from mhaprune.reporting.sentences import share
+from mhaprune.subject import Subject
 from mhaprune.tables import DENSE, NOTHING, QUALITY, USUAL, Tables, quality_name, unit_name
 
 
-def say_shift(tables: Tables) -> Iterator[str]:
+def shift_table(
+    subject: Subject,
+    splits: Splits[Data],
+    models: Iterable[tuple[Mapping[Any, Any], Subject]],
+    calibrated: bool = True,
+) -> dict[str, pd.DataFrame]:
+    """Return the table `shift`, by its name: one row per model and kind of examples, with the quality, and how much
+    lower it is than that of the dense model on the same examples. No table without shifts.
+
+    Each model comes with the columns that identify it. The first rows are those of the dense model. If `calibrated`,
+    the model's confidence in its answers is measured too: it writes them again.
+    """
+    kinds = {USUAL: splits.report, **splits.shifts}
+    if len(kinds) == 1:
+        return {}
+    dense_model = subject.without(HeadMask(subject.grid))
+    dense_outcomes = {kind: measure(dense_model, examples) for kind, examples in kinds.items()}
+    rows = []
+    for about, model in ({"scorer": DENSE, "recovery": NOTHING, "heads_removed": 0}, dense_model), *models:
+        for kind, outcome in dense_outcomes.items():
+            measured = outcome if model is dense_model else measure(model, kinds[kind])
+            columns = {name: value for name, value in accuracy_columns(measured).items() if name.startswith(QUALITY)}
+            drop = drop_columns("drop", measured, outcome)
+            columns |= drop | (calibration_columns(model, kinds[kind], measured) if calibrated else {})
+            rows.append({**about, "examples_of": kind, "examples": len(measured.quality), **columns})
+    return {"shift": pd.DataFrame(rows)}
+
+
+def shift_sentences(tables: Tables) -> Iterator[str]:
     """Yield a sentence per kind of examples: the quality with all heads, without some, and after each recovery."""
     if "shift" not in tables:
         return

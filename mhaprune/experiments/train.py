@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from mhaprune.experiments.base import Experiment, Findings
 from mhaprune.inputs import Study
-from mhaprune.measure.columns import evaluate
+from mhaprune.measure.columns import answer_tables
 from mhaprune.reporting.headline import Number, share_number
 from mhaprune.reporting.sentences import say_accuracy, share
 from mhaprune.reporting.training import training_curve
@@ -30,7 +30,7 @@ class Train(Experiment):
     figures = (training_curve,)
 
     def __call__(self, study: Study) -> Findings:
-        tables = evaluate(study.subject, study.task, study.splits.report, self.examples)
+        tables = answer_tables(study.subject, study.task, study.splits.report, self.examples)
         files = study.saved("model", study.subject) if self.saves else {}
         return Findings({**study.training_table, **tables}, files=files)
 

@@ -323,7 +323,7 @@ class Heads(ModelWithData):
         >>> found.tables["pruning"]["heads_removed"].unique().tolist()
         [0, 4]
         """
-        from mhaprune.experiments.ablate.study import Ablate
+        from mhaprune.experiments.ablate import Ablate
         from mhaprune.front.pages import report
 
         experiment = Ablate(tolerance=tolerance, latency_rounds=rounds)

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.experiments.ablate import Ablate
 from mhaprune.experiments.examples import close_each, text_tables
 from mhaprune.experiments.results import Results, present
 from mhaprune.front.budget import sparing

@@ -33,7 +33,7 @@ BINS = 15
 """The number of bins of the calibration error."""
 
 
-def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict[str, pd.DataFrame]:
+def answer_tables(subject: Subject, task: Task, report: Examples, shown: int) -> dict[str, pd.DataFrame]:
     """Return three tables: `accuracy` (one row), `groups` (exact match in each), and `examples` (the answers to the
     first `shown` examples)."""
     outcome = measure(subject, report)

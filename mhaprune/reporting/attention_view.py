@@ -11,7 +11,7 @@ import pandas as pd
 from mhaprune.heads import HeadId, block_label
 from mhaprune.reporting.head_map import REMOVED, Verdict
 from mhaprune.reporting.plots import SIGNS, amount, number
-from mhaprune.tables import HEAD, LOSS_RISE, QUALITY, Tables, blocks_in, in_unit, named, quality_name
+from mhaprune.tables import HEAD, LOSS_RISE, QUALITY, Tables, blocks_in, loss_suffix, named, quality_name
 
 MOST_WEIGHTS = 100_000
 """Largest number of attention weights in a page. Each is two bytes, so they add at most 270 kB."""
@@ -110,5 +110,5 @@ def _without(row: dict[str, Any], tables: Tables) -> dict[str, str]:
     """Return the stored answer with the head closed or, without one, its quality and loss in words."""
     if isinstance(row.get("answer"), str):
         return {"answer": row["answer"]}
-    change = f"the loss changes by {number(row[LOSS_RISE], 4)}{in_unit(tables)}"
+    change = f"the loss changes by {number(row[LOSS_RISE], 4)}{loss_suffix(tables)}"
     return {"words": f"{quality_name(tables)} {row[QUALITY]:.3f} instead of {row['open_quality']:.3f}, {change}"}

@@ -107,10 +107,10 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
             across.draw_axis(axes)
             axes.set_title("\n".join([what, *(f"after {after}" for after in key[:1] if after), *key[1:]]))
             axes.set_xlabel(across.name if i == len(rows) - 1 else "")
-            own = numbers[numbers["what"] == what]
-            low, high = room_for(pd.concat([own["value"], own["whole"]]).dropna(), ends)
-            low = max(low, -0.06 * high) if own["least"].min() == 0 else low  # no number below 0
-            axes.set_ylim(low, min(high, own["most"].max() + 0.04 * (high - low)))  # a mark at the most is whole
+            of_number = numbers[numbers["what"] == what]
+            low, high = room_for(pd.concat([of_number["value"], of_number["whole"]]).dropna(), ends)
+            low = max(low, -0.06 * high) if of_number["least"].min() == 0 else low  # no number below 0
+            axes.set_ylim(low, min(high, of_number["most"].max() + 0.04 * (high - low)))  # a mark at the most is whole
     styles = {} if colours is ALL_RUNS else colours.styles
     legend = [
         Line2D([], [], label=f"{colours.name}={value}", markersize=6, linestyle="", **style)
@@ -123,9 +123,9 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
 
 def _lacking(numbers: pd.DataFrame) -> Iterator[tuple[str, int]]:
     """Yield the name of each number that some runs lack, and how many lack it."""
-    for (what, after), own in numbers.groupby(["what", "after"], sort=False):
-        if len(own) > 1 and own["value"].isna().any():
-            yield Number(what, math.nan, after=after).name, int(own["value"].isna().sum())
+    for (what, after), of_number in numbers.groupby(["what", "after"], sort=False):
+        if len(of_number) > 1 and of_number["value"].isna().any():
+            yield Number(what, math.nan, after=after).name, int(of_number["value"].isna().sum())
 
 
 def _comparable(numbers: pd.DataFrame) -> pd.DataFrame:
@@ -154,11 +154,11 @@ def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) ->
     dodge = 0.7 / len(colours.values)
     ends: list[float] = []
     for i, colour in enumerate(colours.values):
-        own = panel[panel[colours.name] == colour]
+        of_colour = panel[panel[colours.name] == colour]
         style = {"color": COLOURS[0], "marker": "o"} if colours is ALL_RUNS else colours.styles[colour]
         means = {}
         for value in across.values:
-            runs = own[own[across.name] == value]
+            runs = of_colour[of_colour[across.name] == value]
             if runs.empty:
                 continue
             place = across.values.index(value) + dodge * (i - (len(colours.values) - 1) / 2)
@@ -216,10 +216,10 @@ def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterat
     if numbers.empty or not _repeated(numbers, settings):
         return
     means = False
-    for (what, after), own in numbers.groupby(["what", "after"], sort=False):
+    for (what, after), of_number in numbers.groupby(["what", "after"], sort=False):
         groups = []
         for values in product(*(each.values for each in settings)):
-            runs = own[(own[[each.name for each in settings]] == list(values)).all(axis=1)]
+            runs = of_number[(of_number[[each.name for each in settings]] == list(values)).all(axis=1)]
             label = ", ".join(f"{each.name}={value}" for each, value in zip(settings, values, strict=True))
             groups += [(label, runs)] if len(runs) else []
         if len(groups) <= MOST_SAID:

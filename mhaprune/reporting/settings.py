@@ -65,6 +65,6 @@ ALL_RUNS = Setting("", ("all runs",), numeric=False)
 """The axis of a figure if only the seed varies."""
 
 
-def by_use(settings: Iterable[Setting]) -> list[Setting]:
+def for_figures(settings: Iterable[Setting]) -> list[Setting]:
     """Return settings as a figure needs them: numeric settings before others; in both groups, most values first."""
     return sorted(settings, key=lambda each: (not each.numeric, -len(each.values)))

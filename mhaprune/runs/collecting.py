@@ -18,7 +18,7 @@ from mhaprune.reporting.headline import Number, against_settings, means_in_words
 from mhaprune.reporting.page import render
 from mhaprune.reporting.plots import MOST_RUNS, Plot, draw, elided
 from mhaprune.reporting.sentences import POOR_MODEL
-from mhaprune.reporting.settings import Setting, by_use, setting
+from mhaprune.reporting.settings import Setting, for_figures, setting
 from mhaprune.runs.found import COLLECTION, FoundRun, find_runs, read_run
 from mhaprune.runs.index import index_of
 from mhaprune.runs.jobs import Sweep
@@ -53,23 +53,25 @@ def collect(folders: Iterable[Path], out: Path, figure: FigureSettings | None = 
         folder.note(kind=COLLECTION)
         runs, differ = named(found)
         runs = [run.read() for run in runs]
-        whole = [run for run in runs if run.why_not is None]
+        compared = [run for run in runs if run.why_not is None]
         left_out = [run for run in runs if run.why_not is not None]
         tables: dict[str, pd.DataFrame] = {"runs": table_of(runs, differ)}
         plots: list[Plot] = []
         lines: list[str] = []
-        kinds = [kind for kind in dict.fromkeys(run.experiment for run in whole) if kind is not None]
+        kinds = [kind for kind in dict.fromkeys(run.experiment for run in compared) if kind is not None]
         for kind in kinds:
             # Tables and figures of several experiments may have the same names.
             prefix = f"{kind.__name__.lower()}-" if len(kinds) > 1 else ""
-            own = [run for run in whole if run.experiment is kind]
-            combined = in_common(own)
-            said, drawn = compare(kind, own, combined)
-            lines += said
+            of_kind = [run for run in compared if run.experiment is kind]
+            combined = in_common(of_kind)
+            sentences, drawn = compare(kind, of_kind, combined)
+            lines += sentences
             plots += [plot.named(prefix + plot.name) for plot in drawn]
             tables |= {prefix + name: frame for name, frame in combined.items()}
         if len(kinds) > 1:
-            lines.insert(0, f"{len(whole)} runs of {len(kinds)} experiments; each is compared with those of its kind.")
+            lines.insert(
+                0, f"{len(compared)} runs of {len(kinds)} experiments; each is compared with those of its kind."
+            )
         lines += [f"{run.label} is not in here, {run.why_not} ({run.place})." for run in left_out]
         held = {place for run in runs for place in (run.folder, *run.folder.parents)}
         lines += [f"{top} holds no run." for top in folders if top not in held]
@@ -85,7 +87,7 @@ def collect(folders: Iterable[Path], out: Path, figure: FigureSettings | None = 
     return lines
 
 
-def remember(folder: Path) -> None:
+def link_latest(folder: Path) -> None:
     """Make `results/latest` a link to the folder of a run or a sweep, and write the index of all runs. Elsewhere than
     in the folder of results, and where links or files cannot be written, this does nothing."""
     results, place = results_folder().resolve(), folder.resolve()
@@ -130,24 +132,24 @@ def named(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
     A label lists the settings in which runs differ. If a label is empty or not unique, the folder is added to it.
     """
     settings = [_settings(run.status) for run in runs]
-    if len({mine.get("experiment") for mine in settings}) == 1:
-        for mine in settings:
-            mine.pop("experiment", None)
-    values: dict[str, set[str | None]] = {name: set() for mine in settings for name in mine}
-    for mine, run in zip(settings, runs, strict=True):
-        for name in values if "identity" in run.status else mine:  # otherwise only the typed settings are known
-            values[name].add(mine.get(name))
+    if len({of_run.get("experiment") for of_run in settings}) == 1:
+        for of_run in settings:
+            of_run.pop("experiment", None)
+    values: dict[str, set[str | None]] = {name: set() for of_run in settings for name in of_run}
+    for of_run, run in zip(settings, runs, strict=True):
+        for name in values if "identity" in run.status else of_run:  # otherwise only the typed settings are known
+            values[name].add(of_run.get(name))
     differ = sorted((name for name in values if len(values[name]) > 1), key=lambda name: name == "seed")
-    labels = [_joined(mine, differ) for mine in settings]
+    labels = [_joined(of_run, differ) for of_run in settings]
     places, depth, often = [Path(run.place).parts for run in runs], 1, Counter(labels)
     while len({place[-depth:] for place in places}) < len(places):
         depth += 1
     result = []
-    for run, mine, label, place in zip(runs, settings, labels, places, strict=True):
+    for run, of_run, label, place in zip(runs, settings, labels, places, strict=True):
         if not label or often[label] > 1:
             label = ", ".join(filter(None, [label, "/".join(place[-depth:])]))
-        seedless = _joined(mine, [name for name in differ if name != "seed"])
-        result.append(replace(run, label=label, setting=seedless, settings=mine))
+        seedless = _joined(of_run, [name for name in differ if name != "seed"])
+        result.append(replace(run, label=label, setting=seedless, settings=of_run))
     return result, differ
 
 
@@ -222,7 +224,7 @@ def settings_of(runs: Sequence[FoundRun]) -> list[Setting]:
         groups = tuple(pd.factorize(pd.Series(values))[0])
         if name != "seed" and max(groups) > 0 and groups not in found:
             found[groups] = setting(name, values)
-    return by_use(found.values())
+    return for_figures(found.values())
 
 
 def numbers_of(runs: Sequence[FoundRun], settings: Sequence[Setting]) -> pd.DataFrame:
@@ -237,10 +239,10 @@ def numbers_of(runs: Sequence[FoundRun], settings: Sequence[Setting]) -> pd.Data
 
 def title_of(runs: Sequence[FoundRun], differ: Sequence[str]) -> str:
     """Return a title with experiments, tasks and differing settings: `ablate on sort, by num_heads, 3 seeds`."""
-    whole = [run for run in runs if run.why_not is None]
-    kinds = [kind.__name__.lower() for kind in dict.fromkeys(run.experiment for run in whole) if kind]
-    done = ", ".join(kinds) if len(kinds) < 3 else f"{len(whole)} runs of {len(kinds)} experiments"
-    tasks = dict.fromkeys(run.settings.get("task", "no task") for run in whole)
+    compared = [run for run in runs if run.why_not is None]
+    kinds = [kind.__name__.lower() for kind in dict.fromkeys(run.experiment for run in compared) if kind]
+    done = ", ".join(kinds) if len(kinds) < 3 else f"{len(compared)} runs of {len(kinds)} experiments"
+    tasks = dict.fromkeys(run.settings.get("task", "no task") for run in compared)
     title = f"{done or 'Runs'} on {_listed(list(tasks) or ['no task'])}"
     settings = [name for name in differ if name not in ("experiment", "task", "seed")]
     if settings:

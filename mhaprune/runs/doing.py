@@ -55,9 +55,9 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings
             with shown():
                 results = _recorded(lambda: run, output, overrides, settings)
         finally:
-            from mhaprune.runs.collecting import remember
+            from mhaprune.runs.collecting import link_latest
 
-            remember(output)
+            link_latest(output)
     except BaseException as error:
         _log_traceback()
         if refused and not store.read_status(output):

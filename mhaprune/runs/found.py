@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from mhaprune.reporting.head_map import SmallMap
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.sentences import POOR_MODEL
 from mhaprune.runs.jobs import FILE, Sweep
+from mhaprune.settings.options import ConfigError, settings_of
 from mhaprune.settings.plugins import find_class
 from mhaprune.settings.ranges import expected, fits
 from mhaprune.storage.locks import read_bytes
@@ -72,8 +74,13 @@ class FoundRun:
 
     @cached_property
     def experiment(self) -> type[Experiment] | None:
-        """The class of the experiment; None if it is unknown here."""
-        return find_class(Experiment, self.status["experiment"]) if "experiment" in self.status else None
+        """The class of the experiment; None if it is unknown here. Its module may have another name since the run."""
+        target = self.status.get("experiment", "")
+        found, name = find_class(Experiment, target), target.rpartition(".")[2]
+        if found is None and target.startswith("mhaprune.") and name.isidentifier():
+            with suppress(ConfigError):  # no experiment of this name
+                found = find_class(Experiment, settings_of("experiment", name.lower())["_target_"])
+        return found
 
     @property
     def why_not(self) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mhaprune.interrupts import before_stopping
-from mhaprune.runs.collecting import collect, remember
+from mhaprune.runs.collecting import collect, link_latest
 from mhaprune.runs.doing import GRACE, PAUSE
 from mhaprune.runs.found import read_run
 from mhaprune.runs.jobs import LOCK, STOP, Job, Sweep
@@ -62,7 +62,7 @@ def do_sweep(
         sweep, before = Sweep.begin(root, place, settings, sources)
         # Settings are composed again only if anything that decides them has changed.
         identity = None if before is not None and before.given == sweep.given else launcher.identity
-        found = {job.label: standing(root, job, identity) for job in sweep.jobs}
+        found = {job.label: state_of(root, job, identity) for job in sweep.jobs}
         changed, done = ([label for label in found if found[label] == state] for state in (CHANGED, DONE))
         if changed and how.on_change == "refuse":
             raise ValueError(
@@ -81,7 +81,7 @@ def do_sweep(
             with before_stopping(lambda: _stop([root / job.name / store.LOCK for job in sweep.jobs])):
                 _do(todo, root, how.retries, start)
         finally:
-            remember(root)
+            link_latest(root)
             for line in collect([root], root, how.figure):
                 print(line)
             print(f"all of it is in {visible(str(root))}, start with report.html")
@@ -109,7 +109,7 @@ def _locked_sweep(root: Path, place: str) -> Iterator[None]:
                 root.rmdir()
 
 
-def standing(root: Path, job: Job, identity: Callable[[Job], str] | None) -> str:
+def state_of(root: Path, job: Job, identity: Callable[[Job], str] | None) -> str:
     """Return DONE for a finished, undamaged job whose results would not change if it were done again; CHANGED for one
     whose results could change; OPEN for all other jobs.
 

@@ -74,13 +74,13 @@ class Pronounce(Task):
         return Splits(**{name: self.encode([self._pair(word) for word in part]) for name, part in parts.items()})
 
     def shifts(self) -> dict[str, Examples]:
-        found: dict[str, list[str]] = {name: [] for name in (LONGER, RARELY_SPELT)}
+        words_of: dict[str, list[str]] = {name: [] for name in (LONGER, RARELY_SPELT)}
         for word in in_order(self.seed):
             if not self._short(word):
-                found[LONGER].append(word)
+                words_of[LONGER].append(word)
             elif word in rarely_spelt():
-                found[RARELY_SPELT].append(word)
-        few = {name: words[: self.report] for name, words in found.items() if words}
+                words_of[RARELY_SPELT].append(word)
+        few = {name: words[: self.report] for name, words in words_of.items() if words}
         return {name: self.encode([self._pair(word) for word in words]) for name, words in few.items()}
 
     def aligned(self, source: Sequence[int], target: Sequence[int]) -> list[range]:

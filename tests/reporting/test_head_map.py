@@ -9,10 +9,10 @@ import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyBboxPatch
 
-from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.experiments.ablate import Ablate
 from mhaprune.experiments.base import Experiment
-from mhaprune.experiments.explain.study import Explain
-from mhaprune.experiments.prune.study import Prune
+from mhaprune.experiments.explain.explain import Explain
+from mhaprune.experiments.prune.prune import Prune
 from mhaprune.heads import SITES
 from mhaprune.reporting.head_map import MOST_NAMED, PALE, Verdict, heads_that_matter
 from mhaprune.reporting.plots import STYLE

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from mhaprune.reporting.headline import Number, against_settings, means_in_words
 from mhaprune.reporting.plots import COLOURS, STYLE, Plot, draw
-from mhaprune.reporting.settings import Setting, by_use, setting
+from mhaprune.reporting.settings import Setting, for_figures, setting
 from mhaprune.statistics.intervals import prediction_interval, student_interval
 from support.figures import check_legible
 from support.made_tables import text_of
@@ -188,7 +188,7 @@ def test_numbers_have_one_ramp_and_words_the_usual_colours() -> None:
 def test_a_figure_uses_numbers_before_words_and_many_values_before_few() -> None:
     few, many = setting("few", "12"), setting("many", "123")
     words, more = setting("words", "ab"), setting("more", "abcd")
-    assert by_use([words, few, more, many]) == [many, few, more, words]
+    assert for_figures([words, few, more, many]) == [many, few, more, words]
 
 
 def test_names_of_ticks_do_not_touch() -> None:

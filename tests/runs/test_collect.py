@@ -11,13 +11,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.experiments.ablate import Ablate
 from mhaprune.experiments.train import Train
 from mhaprune.reporting.head_map import SmallMap, Verdict, in_small, thumbnail
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import MOST_RUNS
 from mhaprune.reporting.sentences import if_poor
-from mhaprune.runs.collecting import collect, numbers_of, remember, settings_of
+from mhaprune.runs.collecting import collect, link_latest, numbers_of, settings_of
 from mhaprune.runs.found import FoundRun
 from mhaprune.runs.index import index_of
 from mhaprune.runs.jobs import Job, Sweep
@@ -166,6 +166,7 @@ def test_runs_of_an_older_or_unknown_kind_are_named_in_a_line_each(tmp_path: Pat
         make_run(tmp_path / name, num_heads=4)
         if experiment is not None:
             change_status(tmp_path / name, experiment=experiment)
+    change_status(tmp_path / "new", experiment="mhaprune.experiments.ablate.study.Ablate")  # its module was renamed
     old = read_status(tmp_path / "old")
     (tmp_path / "old" / "status.json").write_text(json.dumps({key: old[key] for key in old if key != "experiment"}))
     lines = collect([tmp_path], tmp_path / "out")
@@ -387,7 +388,7 @@ def test_the_last_folder_has_a_link_and_all_runs_an_index(tmp_path: Path, monkey
         with RunFolder(place).recorded() as folder:
             said = {"findings": [f"sentence {i}."], "experiment": target(Ablate())}
             folder.note(kind="run", overrides=["experiment=ablate", f"seed={i}"], **said)
-        remember(place)
+        link_latest(place)
         assert (tmp_path / "latest").resolve() == place
     page = (tmp_path / "runs" / "index.html").read_text()
     assert "The newest 2 of 3 runs" in page
@@ -396,7 +397,7 @@ def test_the_last_folder_has_a_link_and_all_runs_an_index(tmp_path: Path, monkey
     assert re.search(r"<td>speed</td>\s*<td>seed=2</td>", page)
     (tmp_path / "latest").unlink()
     (tmp_path / "latest").mkdir()  # the user's own: it stays
-    remember(places[0])
+    link_latest(places[0])
     assert not (tmp_path / "latest").is_symlink()
     assert {path.name for path in tmp_path.iterdir()} == {"latest", "runs"}
 
@@ -411,7 +412,7 @@ def test_what_others_left_among_the_runs_does_not_stop_the_index(
     place = odd.parent / "other"
     place.mkdir()
     (place / "status.json").write_text("[")
-    remember(place)
+    link_latest(place)
     page = (tmp_path / "runs" / "index.html").read_text()
     assert "2 runs" in page
     assert "&lt;b&gt;" in page
@@ -420,7 +421,7 @@ def test_what_others_left_among_the_runs_does_not_stop_the_index(
 def test_a_folder_elsewhere_leaves_no_trace_in_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mhaprune.runs.collecting.results_folder", lambda: tmp_path / "results")
     (tmp_path / "results").mkdir()
-    remember(tmp_path / "elsewhere")
+    link_latest(tmp_path / "elsewhere")
     assert list((tmp_path / "results").iterdir()) == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.experiments.ablate import Ablate
 from mhaprune.runs.doing import do_in_sweep
 from mhaprune.runs.jobs import Job, Sweep
 from mhaprune.runs.launching import do_sweep

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import EOS, PAD, SPECIAL, Data, Examples, shift_right
-from mhaprune.experiments.explain.report import ABOVE_CHANCE
 from mhaprune.heads import Block, Site
 from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.scorers.scoring import head_columns
@@ -28,6 +27,9 @@ LARGEST = 0.5
 """A head is named after a pattern only if its largest weight falls on the pattern for at least this share of queries,
 and if its attention to the pattern exceeds chance. Voita et al. 2019, section 5.2, require a share of 0.9, but do not
 compare with chance: there, a largest weight may be only a little larger than the others."""
+ABOVE_CHANCE = 0.15
+"""A pattern names a head only if the attention to it exceeds chance by at least this share of the most that is
+possible, 1 − chance. Chance is large if few keys are allowed: 1 / (i + 1) in row i of a causal block."""
 APPLIES = 0.5
 """A pattern names a head only if it has a place for at least this share of the queries."""
 EVERYWHERE = 0.05
@@ -184,16 +186,16 @@ def observe(subject: Subject, examples: Data, aligned: Callable[[Any], Tensor] |
     """Return what heads look at. `aligned` returns, for a batch, the source symbols that each target symbol stands for,
     (B, T, S)."""
     masses: dict[tuple[Block, str], np.ndarray] = {}
-    looks: dict[Block, np.ndarray] = {}
+    sums: dict[Block, np.ndarray] = {}
     for batch in examples.batches(BATCH_SIZE):
         for block, seen in subject.attention_maps(batch).items():
             view = View.of(block.site, batch, seen)
-            looks[block] = looks.get(block, 0.0) + _looks(seen, view)
+            sums[block] = sums.get(block, 0.0) + _evenness(seen, view)
             for name in PATTERNS.get(block.site, OF_ANY_SITE):
                 masses[block, name] = masses.get((block, name), 0.0) + _masses(seen, view, PLACES[name](view))
             if aligned is not None and block.site == Site.CROSS:
                 masses[block, ALIGNED] = masses.get((block, ALIGNED), 0.0) + _masses(seen, view, aligned(batch))
-    heads = {block: pd.DataFrame(head_columns(h) for h in subject.grid if h.block == block) for block in looks}
+    heads = {block: pd.DataFrame(head_columns(h) for h in subject.grid if h.block == block) for block in sums}
     parts = []
     for (block, name), (mass_H, largest_H, chance_H, queries_H, possible_H) in masses.items():
         some_H = np.where(queries_H > 0, queries_H, nan)
@@ -203,9 +205,11 @@ def observe(subject: Subject, examples: Data, aligned: Callable[[Any], Tensor] |
         parts.append(heads[block].assign(pattern=name, meaning=meaning, **shares, **counts))
     patterns = pd.concat(parts, ignore_index=True)
     by_head = dict(list(patterns.groupby(HEAD)))
-    means = {block: sums_3H[:2] / sums_3H[2] for block, sums_3H in looks.items()}
-    looked = (heads[block].assign(entropy=own_2H[0], unevenness=own_2H[1]) for block, own_2H in means.items())
-    table = pd.concat(looked, ignore_index=True)
+    means = {block: sums_3H[:2] / sums_3H[2] for block, sums_3H in sums.items()}
+    parts_of_table = (
+        heads[block].assign(entropy=mean_2H[0], unevenness=mean_2H[1]) for block, mean_2H in means.items()
+    )
+    table = pd.concat(parts_of_table, ignore_index=True)
     names = [
         ("everywhere", "") if uneven <= EVERYWHERE else named_after(by_head[site, layer, head])
         for site, layer, head, uneven in table[[*HEAD, "unevenness"]].itertuples(index=False)
@@ -225,7 +229,7 @@ def _masses(seen: AttentionMap, view: View, there: Tensor) -> np.ndarray:
     return _sums((seen.weights * there_BTU[:, None]).sum(dim=(0, 2, 3)), hits_H, *counts)
 
 
-def _looks(seen: AttentionMap, view: View) -> np.ndarray:
+def _evenness(seen: AttentionMap, view: View) -> np.ndarray:
     """Return three sums over a batch for each head, (3, H): entropy, unevenness, number of queries."""
     valid_BT = view.reads != PAD
     entropy_BHT = -seen.weights.xlogy(seen.weights).sum(dim=-1)

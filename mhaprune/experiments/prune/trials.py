@@ -55,12 +55,12 @@ class Trials:
             equivalence.prove(plan.mask)
             self.worst = max(self.worst, equivalence.worst)
             for name in (NOTHING, *ends):
-                known = self._done.get((name, plan.mask))
-                if known is None:
+                trial = self._done.get((name, plan.mask))
+                if trial is None:
                     steps = 0 if name == NOTHING else self.recoveries[name].extra_steps
-                    known = self._recovered(plan, name, dense.without(plan.mask), 0, steps)
-                    self._done[name, plan.mask] = known
-                yield known._replace(plan=plan, columns=known.columns | _identity(plan, name, 0))
+                    trial = self._recovered(plan, name, dense.without(plan.mask), 0, steps)
+                    self._done[name, plan.mask] = trial
+                yield trial._replace(plan=plan, columns=trial.columns | _identity(plan, name, 0))
 
     def between(self, name: str, choose: Callable[[Subject, int], Plan], budgets: Sequence[int]) -> Iterator[Trial]:
         """Yield the model at each budget, a number of heads removed in all: `choose` returns the next heads to remove
@@ -73,11 +73,11 @@ class Trials:
             equivalence.prove(plan.mask)
             self.worst = max(self.worst, equivalence.worst)
             smaller = pruned.without(plan.mask)
-            whole = self._with_all_lost(plan, smaller)
-            steps += self.recoveries[name].extra_steps if whole.mask.removed else 0
-            done = self._recovered(whole, name if whole.mask.removed else NOTHING, smaller, 0, steps)
+            in_all = self._with_all_lost(plan, smaller)
+            steps += self.recoveries[name].extra_steps if in_all.mask.removed else 0
+            done = self._recovered(in_all, name if in_all.mask.removed else NOTHING, smaller, 0, steps)
             seconds += done.columns["seconds"]
-            yield done._replace(columns=done.columns | _identity(whole, name, 0) | {"seconds": seconds})
+            yield done._replace(columns=done.columns | _identity(in_all, name, 0) | {"seconds": seconds})
             pruned = done.model
 
     def controls(self, name: str, best: Sequence[Trial]) -> Iterator[Trial]:
@@ -111,6 +111,6 @@ class Trials:
 
 
 def _identity(plan: Plan, recovery: str, draw: int) -> dict[str, Any]:
-    own = plan_columns(plan)
+    columns = plan_columns(plan)
     where = {"schedule": plan.schedule, "scorer": plan.scorer, "recovery": recovery, "draw": draw}
-    return where | {"kept": join_names(plan.mask.kept)} | {name: own[name] for name in own if name not in where}
+    return where | {"kept": join_names(plan.mask.kept)} | {name: columns[name] for name in columns if name not in where}

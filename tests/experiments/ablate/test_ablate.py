@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.experiments.ablate.study import summary_table
+from mhaprune.experiments.ablate import summary_table
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.inputs import Study
 from mhaprune.measure.outcomes import measure

@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mhaprune.experiments.ablate.report import latency_curves
-from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.experiments.ablate import Ablate, latency_curves
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.reporting.shared_figures import agreement
 from mhaprune.tables import Tables

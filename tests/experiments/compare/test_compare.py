@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.experiments.compare import report
-from mhaprune.experiments.compare.study import Compare, Regrets, winner_table
+from mhaprune.experiments.compare import compare_report as report
+from mhaprune.experiments.compare.compare import Compare, Regrets, winner_table
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.progress import under_way
 from mhaprune.pruning.plans import Plan

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mhaprune.experiments.compare.study import Compare
+from mhaprune.experiments.compare.compare import Compare
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import Tables

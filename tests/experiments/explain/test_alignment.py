@@ -6,8 +6,14 @@ import torch
 from scipy import stats
 
 from mhaprune.data import PAD, SPECIAL, Examples, Splits
-from mhaprune.experiments.explain.aligned import alignment_scores, say_alignment
-from mhaprune.experiments.explain.alignment import OFFSETS, alignment_of, alignment_table, told_apart
+from mhaprune.experiments.explain.alignment import (
+    OFFSETS,
+    alignment_of,
+    alignment_scores,
+    alignment_sentences,
+    alignment_table,
+    without_duplicates,
+)
 from mhaprune.experiments.explain.patterns import ALIGNED, observe
 from mhaprune.heads import Site
 from mhaprune.model.transformer import Seq2Seq
@@ -90,21 +96,21 @@ def test_a_pattern_that_has_a_name_already_is_not_shown_twice(model: Seq2Seq, sp
     assert aligned is not None
     both = observe(model, splits.score, aligned).patterns
     assert ALIGNED in set(both["pattern"])
-    pd.testing.assert_frame_equal(told_apart(both).reset_index(drop=True), plain)
+    pd.testing.assert_frame_equal(without_duplicates(both).reset_index(drop=True), plain)
     moved = both.assign(mass=both["mass"].where(both["pattern"] != ALIGNED, both["mass"] / 2))
-    assert ALIGNED in set(told_apart(moved)["pattern"]), "of other places"
+    assert ALIGNED in set(without_duplicates(moved)["pattern"]), "of other places"
     assert (splits.score.source != PAD).any()
 
 
 def test_the_best_head_is_named_beside_its_controls(found: tuple[pd.DataFrame, Examples]) -> None:
     table, _ = found
     best = table.loc[table["accuracy"].idxmax()]
-    first, second = say_alignment({"alignment": table})
+    first, second = alignment_sentences({"alignment": table})
     assert first.startswith(f"cross.{best['layer']}.{best['head']} aligns best: for {100 * best['accuracy']:.1f} % of")
     assert f"{100 * best['offset_accuracy']:.1f} % for a head" in first
     assert f"{best['spearman']:.2f}".replace("-", "−") in second
     (plot,) = draw((alignment_scores,), {"alignment": table})
     check_legible(plot)
-    (alone,) = say_alignment({"alignment": table[:1].assign(spearman=float("nan"))})
+    (alone,) = alignment_sentences({"alignment": table[:1].assign(spearman=float("nan"))})
     assert "aligns best" in alone, "and one head has no order"
-    assert list(say_alignment({})) == []
+    assert list(alignment_sentences({})) == []

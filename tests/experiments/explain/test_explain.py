@@ -19,7 +19,7 @@ from mhaprune.experiments.examples import (
     show,
     turned_wrong,
 )
-from mhaprune.experiments.explain.study import Explain, closed_table
+from mhaprune.experiments.explain.explain import Explain, closed_table
 from mhaprune.heads import HeadId, HeadMask, Site
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq

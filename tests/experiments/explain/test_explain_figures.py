@@ -8,8 +8,8 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 
-from mhaprune.experiments.explain.report import NO_PATTERN, attention_maps, head_profiles, scale_of
-from mhaprune.experiments.explain.study import Explain, closed_table
+from mhaprune.experiments.explain.explain import Explain, closed_table
+from mhaprune.experiments.explain.explain_report import NO_PATTERN, attention_maps, head_profiles, scale_of
 from mhaprune.heads import HeadId
 from mhaprune.reporting.heat_map import MISSING
 from mhaprune.reporting.plots import draw

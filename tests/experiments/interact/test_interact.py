@@ -10,9 +10,8 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from mhaprune.experiments.interact import report
-from mhaprune.experiments.interact.report import BROKEN, NEITHER, STAND_IN, TOGETHER
-from mhaprune.experiments.interact.study import Interact, kinds_of_pairs
+from mhaprune.experiments import interact
+from mhaprune.experiments.interact import BROKEN, NEITHER, STAND_IN, TOGETHER, Interact, kinds_of_pairs
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.reporting.heat_map import MISSING
@@ -40,7 +39,7 @@ def test_interactions_are_second_differences_on_the_report_split(run: Run, table
     subject, examples = study.subject, study.splits.report
     pairs, heads = tables["pairs"], list(subject.grid)
     assert [(str(first), str(second)) for first, second in combinations(heads, 2)] == [
-        (str(first), str(second)) for first, second in zip(named(pairs), report.other_heads(pairs), strict=True)
+        (str(first), str(second)) for first, second in zip(named(pairs), interact.other_heads(pairs), strict=True)
     ]
     assert len(pairs) == len(heads) * (len(heads) - 1) // 2
 
@@ -119,7 +118,7 @@ def test_a_pair_in_a_model_that_one_head_breaks_does_not_work_together() -> None
     assert list(pairs["kind"]) == [STAND_IN, NEITHER, NEITHER, NEITHER, NEITHER, BROKEN]
     assert Interact.headline(tables)[1].value == 0
     pairs.loc[[1, 4], "kind"] = STAND_IN  # a saturated pair is grey if both heads are shown for other pairs
-    (grey,) = plot_of(report.interactions, tables).figure.axes[0].patches
+    (grey,) = plot_of(interact.interactions, tables).figure.axes[0].patches
     assert isinstance(grey, Rectangle)
     assert (grey.get_x(), grey.get_y(), to_hex(grey.get_facecolor())) == (1.5, 1.5, MISSING)
 
@@ -131,21 +130,21 @@ def plot_of(figure: object, tables: Tables) -> Plot:
 
 
 def test_the_triangle_has_what_is_large_and_sure_and_nothing_else() -> None:
-    axes = plot_of(report.interactions, made()).figure.axes[0]
+    axes = plot_of(interact.interactions, made()).figure.axes[0]
     values = np.ma.filled(axes.images[0].get_array(), np.nan)
     np.testing.assert_array_equal(values, [[0.5, np.nan], [np.nan, -0.2]])
     assert [text.get_text() for text in axes.texts] == ["+0.50", "−0.20"]
     assert [label.get_text()[-3:] for label in axes.get_yticklabels()] == ["0.1", "0.1"], "no row that is blank"
     alone = made()
     alone["pairs"].loc[5, "kind"] = NEITHER
-    axes = plot_of(report.interactions, alone).figure.axes[0]
+    axes = plot_of(interact.interactions, alone).figure.axes[0]
     assert np.ma.filled(axes.images[0].get_array(), np.nan).tolist() == [[0.5]], "no row for a head without such a pair"
     alone["pairs"]["kind"] = NEITHER
-    assert not list(draw((report.interactions,), alone))
+    assert not list(draw((interact.interactions,), alone))
 
 
 def test_what_is_measured_stands_beside_what_is_expected() -> None:
-    plot = plot_of(report.together, made())
+    plot = plot_of(interact.together, made())
     lines = {line.get_label(): line.get_ydata() for line in plot.figure.axes[0].get_lines()}
     np.testing.assert_allclose(lines["sum of each alone"], [0, 0.1, 0.3, 0.6, 1])
     np.testing.assert_allclose(lines["sum with pairs"], [0, 0.1, 0.8, 1.1, 1.3])

@@ -14,7 +14,7 @@ import torch
 
 from mhaprune.data import Examples
 from mhaprune.experiments.prune import trials
-from mhaprune.experiments.prune.study import best_of_each_size, choose_next, smallest_table
+from mhaprune.experiments.prune.prune import best_of_each_size, choose_next, smallest_table
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.inputs import Study
 from mhaprune.measure.columns import by_group

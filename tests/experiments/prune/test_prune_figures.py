@@ -8,8 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.base import figures_of
-from mhaprune.experiments.prune.report import recovery_curves, worth
-from mhaprune.experiments.prune.study import Prune
+from mhaprune.experiments.prune.prune import Prune
+from mhaprune.experiments.prune.prune_report import recovery_curves, worth
 from mhaprune.reporting.plots import draw
 from mhaprune.tables import Tables
 from support.figures import check_legible

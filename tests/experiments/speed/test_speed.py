@@ -7,11 +7,10 @@ import pandas as pd
 import pytest
 
 from mhaprune.experiments.base import figures_of
-from mhaprune.experiments.speed.report import at_half, unbeaten
-from mhaprune.experiments.speed.study import Speed
+from mhaprune.experiments.speed.speed import Speed
+from mhaprune.experiments.speed.speed_report import at_half
 from mhaprune.runs.run import build
 from support.composing import compose, tables_in
-from support.made_tables import text_of
 from support.sizes import RUNS, chosen
 
 Frames = Mapping[str, pd.DataFrame]
@@ -126,26 +125,6 @@ def with_a_control(tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     draws = [{"scorer": "gate", "draw": 0}, *({"scorer": "random", "draw": draw} for draw in range(3))]
     both = pd.concat([tables["tradeoff"], lucky], ignore_index=True)
     return {**tables, "tradeoff": both, "pruning": pd.DataFrame(draws)}
-
-
-def test_the_front_is_marked_by_the_heads_that_are_gone_and_holds_no_draw_of_a_control() -> None:
-    tables = made_up()
-    plain, both = (
-        {plot.name: plot for plot in figures_of(Speed, found)}["tradeoff"] for found in (tables, with_a_control(tables))
-    )
-    assert {"1", "2"} == {text.get_text() for text in plain.figure.axes[0].texts}
-    assert "0" not in [text.get_text() for text in plain.figure.axes[0].texts], (
-        "the whole model is slower and no better"
-    )
-    assert "random" not in text_of(both)
-    assert both.figure.axes[0].get_xlim() == plain.figure.axes[0].get_xlim()
-
-
-def test_what_no_other_beats_is_named_once_where_names_have_room() -> None:
-    models = [(0, 1.0, 0.9), (1, 1.2, 0.95), (2, 1.21, 0.949), (3, 1.1, 0.8), (4, 2.0, 0.5)]
-    assert unbeaten(pd.DataFrame(models, columns=["heads_removed", "speedup", "quality"]))[
-        "heads_removed"
-    ].tolist() == [4, 2]
 
 
 def test_the_useless_model_without_heads_squeezes_no_curve_and_more_than_operations_allow_is_called_noise() -> None:

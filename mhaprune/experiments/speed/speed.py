@@ -8,7 +8,7 @@ from typing import Annotated
 import pandas as pd
 
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, the_one, with_proofs
-from mhaprune.experiments.speed import report
+from mhaprune.experiments.speed import speed_report as report
 from mhaprune.experiments.speed.matchup import Matchup, Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
 from mhaprune.inputs import Study
@@ -52,7 +52,7 @@ class Speed(HeadBudgets):
 
     question = "How much faster is the model with fewer heads, and at which size?"
     then = "`experiment=ablate` shows which heads can be removed, and what that costs."
-    figures = (report.speedup_curves, report.accuracy_milliseconds)
+    figures = (report.speedup_curves,)
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
 

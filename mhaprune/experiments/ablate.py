@@ -1,6 +1,7 @@
-"""The report of `experiment=ablate`: how many heads can be removed, which heads, and the cost and benefit."""
+"""Score every head, remove the weakest heads from the model, and measure the cost and the speed-up."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import nan
 from typing import Any
 
@@ -8,13 +9,27 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mhaprune.experiments import can_go
-from mhaprune.experiments.can_go import caveats, count_words, most_removed, removable, surely_words
-from mhaprune.experiments.shift import say_shift
+from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, the_one, with_proofs
+from mhaprune.experiments.can_go import caveats, count_words, most_removed, removable, summary_of, surely_words
+from mhaprune.experiments.shift import shift_quality, shift_sentences, shift_table
+from mhaprune.heads import HeadMask
+from mhaprune.inputs import Study
+from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
+from mhaprune.measure.outcomes import measure
+from mhaprune.progress import doing, track
+from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of, removed_names
+from mhaprune.pruning.removal import prune, time_removed
+from mhaprune.recoveries.base import recover
 from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
-from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, needs
+from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, appendix, needs
 from mhaprune.reporting.sentences import as_fast, right, share
+from mhaprune.reporting.shared_figures import agreement
+from mhaprune.reporting.training import training_curve
+from mhaprune.scorers.agreement import rank_agreement
+from mhaprune.scorers.scoring import Scoring, heads_table
+from mhaprune.subject import Subject
 from mhaprune.tables import (
     DENSE_AGAIN,
     HEAD,
@@ -35,7 +50,7 @@ from mhaprune.tables import (
 )
 
 
-def say(tables: Tables) -> Iterator[str]:
+def say_ablation(tables: Tables) -> Iterator[str]:
     """Yield sentences: how many heads can be removed, the speed-up, which heads, and what is uncertain."""
     summary, units = tables["summary"], unit_name(tables)
     plain = summary["recovery"] == NOTHING
@@ -65,7 +80,7 @@ def say(tables: Tables) -> Iterator[str]:
     for row in (best, *recovered):
         if row["heads_removed"]:
             yield _which(row)
-    yield from say_shift(tables)
+    yield from shift_sentences(tables)
     sure = any(surely_words(row, tables) for row in (best, *recovered) if row["heads_removed"])
     yield from caveats(tables, best, sure, "recovered")
 
@@ -83,15 +98,15 @@ def _which(row: dict[Any, Any]) -> str:
     return f"The heads removed{which}, as chosen by {row['scorer']} (site.layer: heads, counted from 0): {names}."
 
 
-def head_map(tables: Tables) -> Verdict:
+def map_of_heads(tables: Tables) -> Verdict:
     """Return the map of the largest set of heads that can be removed together."""
     best = most_removed(tables["summary"].query("recovery == @NOTHING"))
     scores = tables["heads"][tables["heads"]["draw"] == 0]
     scorer = REFERENCE if REFERENCE in set(scores["scorer"]) else best["scorer"]
-    own = scores[scores["scorer"] == scorer]
-    if own.empty:  # chosen by a schedule that needs no scorer
-        own = scores.drop_duplicates(HEAD).assign(score=nan)
-    heads = own[[*HEAD, "score"]].assign(name="")
+    rows = scores[scores["scorer"] == scorer]
+    if rows.empty:  # chosen by a schedule that needs no scorer
+        rows = scores.drop_duplicates(HEAD).assign(score=nan)
+    heads = rows[[*HEAD, "score"]].assign(name="")
     gone = set(head_names(best["removed"]))
     heads["stays"] = [head not in gone for head in named(heads)]
     units = unit_name(tables)
@@ -103,7 +118,7 @@ def head_map(tables: Tables) -> Verdict:
     return Verdict(heads, named_scorer, title, meaning, tables=("summary", "heads"))
 
 
-def headline(tables: Tables) -> list[Number]:
+def numbers(tables: Tables) -> list[Number]:
     """Return three numbers, without recovery and after each recovery: heads that can be removed, quality, speed-up."""
     return can_go.headline(tables["summary"], tables)
 
@@ -167,16 +182,16 @@ def latency_curves(tables: Tables) -> Plot | None:
     floor = tables["latency"].set_index("scorer").loc[DENSE_AGAIN, ["speedup_q1", "speedup_q3"]]
     axes.axhline(1, color="black", linewidth=0.8)
     axes.axhspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0, label="noise: the whole model against itself")
-    own, others = pruning[pruning["scorer"] == first], pruning[pruning["scorer"] != first].query("heads_removed > 0")
+    curve, others = pruning[pruning["scorer"] == first], pruning[pruning["scorer"] != first].query("heads_removed > 0")
     look: Any = {"label": f"chosen by {first}", **plots.line_style(0)}
-    plots.draw_curve(axes, own, "heads_removed", "speedup", QUARTILES, **look)
+    plots.draw_curve(axes, curve, "heads_removed", "speedup", QUARTILES, **look)
     if len(others):
         look = {"color": "#555555", "markersize": 5, "label": "by another score"}
         axes.plot(others["heads_removed"], others["speedup"], "x", **look)
     units, total = unit_name(tables), int(pruning["heads_total"].max())
     axes.set(xlabel=f"{units} removed, of {total}", ylabel="times as fast (logarithmic axis)")
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
-    seen = pd.concat([others["speedup"], *(own[f"speedup{end}"] for end in QUARTILES), pd.Series([1.0, *floor])])
+    seen = pd.concat([others["speedup"], *(curve[f"speedup{end}"] for end in QUARTILES), pd.Series([1.0, *floor])])
     plots.scale_in_ratios(axes.yaxis, 0.95 * seen.min(), 1.05 * seen.max(), 0.05)
     marked: dict[float, tuple[pd.Series, str]] = {}
     for recovery, rows in tables["summary"].query("heads_removed > 0").groupby("recovery", sort=False):
@@ -199,3 +214,122 @@ def latency_curves(tables: Tables) -> Plot | None:
         f" most that can be removed within {best['tolerance']:g} of {quality_name(tables)}."
     )
     return Plot("latency", caption, figure)
+
+
+@dataclass(frozen=True)
+class Ablate(HeadBudgets, WithinTolerance):
+    """Scorers × budgets: tables `summary`, `heads`, `pruning`, `agreement`, `latency` and `training`; and
+    `recovered`, models after a recovery (by default a refit).
+
+    For every scorer, `summary` has the pruned model with the most heads removed that loses at most `tolerance` of exact
+    match on the *choose* split, and its exact match on the *report* split. `heads_removed_sure` heads can be removed at
+    95 % confidence (see `can_go.py`). The first draw of a random scorer is treated like any other scorer. Its further
+    draws are a control: only their accuracy is measured. A schedule that uses no scorer has a row under its own name.
+
+    `shift` has the models of the summary on examples of other kinds, if the task or `shift` has any.
+
+    Only the models of one scorer are recovered, because a recovery takes longer than a measurement: the scorer that can
+    remove the most heads without a recovery. Recovered models have rows of their own in the summary.
+    """
+
+    calibrated: bool = False
+    """Whether the confidence of the models in their answers is measured on examples of other kinds. For this a model
+    writes its wrong answers again."""
+
+    recovers = measures_shift = True
+    question = "Which heads can be removed, and what does that bring?"
+    then = (
+        "`experiment=explain` shows what the heads look at; `experiment=prune` looks for still"
+        " smaller models and saves them."
+    )
+    figures = (accuracy_curves, agreement, latency_curves, shift_quality, appendix(training_curve))
+    say = staticmethod(say_ablation)
+    headline = staticmethod(numbers)
+    head_map = staticmethod(map_of_heads)
+
+    def check(self, setup: Setup) -> None:
+        the_one(setup.schedules)
+        super().check(setup)
+        setup.check_scorers()
+        if others := [name for name, recovery in setup.recoveries.items() if not recovery.follows]:
+            raise ValueError(
+                f"recovery=[{','.join(others)}]: experiment=ablate recovers models that have lost all their heads at"
+                " once, and has no control; experiment=prune has these recoveries"
+            )
+
+    def __call__(self, study: Study) -> Findings:
+        subject, splits, schedule = study.subject, study.splits, the_one(study.schedules)
+        scoring = Scoring(subject, splits.score, study.seed, study.remember)
+        with doing("score"):
+            plans = plans_of(choices(scoring, study.scorers, schedule, self.removals(subject.grid)))
+            heads = heads_table(scoring, study.scorers)
+        with doing("prune"):
+            pruning, _, difference = prune(subject, plans, splits)
+        first, batch = [plan for plan in plans if plan.draw == 0], splits.report.first(self.latency_batch)
+        with doing("time"):
+            latency = time_removed(subject, first, batch, self.latency_rounds)
+        pruning = with_times(pruning, latency)
+        furthest = most_removed(summary_table(pruning, self.tolerance))["scorer"]
+        chosen = [plan for plan in first if plan.scorer == furthest]
+        recovered = recovered_table(study, chosen)
+        curves = [pruning]
+        if len(recovered):
+            recovered = with_times(recovered, latency)
+            curves += [rows for _, rows in recovered.groupby("recovery", sort=False)]
+        summary = pd.concat([summary_table(curve, self.tolerance) for curve in curves], ignore_index=True)
+        tables = {
+            "summary": summary,
+            "heads": heads,
+            "pruning": pruning,
+            **({"recovered": recovered} if len(recovered) else {}),
+            "agreement": rank_agreement(heads),
+            "latency": latency,
+            **study.training_table,
+            **shift_table(
+                subject, splits, removed_most(study, chosen, summary[summary["scorer"] == furthest]), self.calibrated
+            ),
+        }
+        return with_proofs(study, tables, difference)
+
+
+def recovered_table(study: Study, plans: Sequence[Plan]) -> pd.DataFrame:
+    """Prune by each plan and recover the model. Return rows as in `pruning`. The dense model is not recovered."""
+    subject, splits = study.subject, study.splits
+    rows = list[dict[str, Any]]()
+    dense = measure(subject.without(HeadMask(subject.grid)), splits.choose)
+    for name, recovery in track(study.recoveries.items(), "recover"):
+        for plan in track(sorted(plans, key=lambda plan: len(plan.mask.removed)), name, name=plan_words):
+            pruned, note = subject.without(plan.mask), ""
+            if plan.mask.removed:
+                pruned, _, note, _ = recover(recovery, study, pruned)
+            columns = plan_columns(plan) | {"recovery": name} | accuracy_columns(measure(pruned, splits.report))
+            columns |= choose_columns(measure(pruned, splits.choose), dense)
+            rows.append(columns | size_columns(pruned, splits.report) | {"note": note})
+    return pd.DataFrame(rows)
+
+
+def removed_most(
+    study: Study, plans: Sequence[Plan], summary: pd.DataFrame
+) -> Iterator[tuple[dict[Any, Any], Subject]]:
+    """Yield the model of each row of a summary, with the columns that identify it."""
+    by_names = {removed_names(plan.mask): plan.mask for plan in plans}
+    for row in summary[["scorer", "recovery", "heads_removed", "removed"]].to_dict("records"):
+        model, name = study.subject.without(by_names[row.pop("removed") or ""]), row["recovery"]
+        if name != NOTHING and row["heads_removed"]:
+            model = recover(study.recoveries[name], study, model).model
+        yield row, model
+
+
+def with_times(table: pd.DataFrame, latency: pd.DataFrame) -> pd.DataFrame:
+    """Add the measured times to the table; NaN for models that were not timed."""
+    return table.merge(latency, how="left", on=[name for name in latency if name in table])
+
+
+def summary_table(pruning: pd.DataFrame, tolerance: float) -> pd.DataFrame:
+    """Return a row per scorer: the smallest model that loses at most `tolerance` of quality. Only draw 0 counts."""
+    rows = []
+    for name, curve in pruning[pruning["draw"] == 0].groupby("scorer", sort=False):
+        dense = curve[curve["heads_removed"] == 0].iloc[0]
+        recovery = curve["recovery"].iloc[0] if "recovery" in curve else NOTHING
+        rows.append({"scorer": name, "recovery": recovery, **summary_of(curve, dense, tolerance)})
+    return pd.DataFrame(rows)

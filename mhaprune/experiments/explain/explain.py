@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 
 from mhaprune.experiments.base import Experiment, Findings, Setup, with_proofs
-from mhaprune.experiments.examples import answer_tables, check_examples, close_each, text_tables
-from mhaprune.experiments.explain import report
-from mhaprune.experiments.explain.aligned import alignment_scores
-from mhaprune.experiments.explain.alignment import alignment_of, alignment_table, told_apart
+from mhaprune.experiments.examples import check_examples, close_each, sequence_tables, text_tables
+from mhaprune.experiments.explain import explain_report as report
+from mhaprune.experiments.explain.alignment import alignment_of, alignment_scores, alignment_table, without_duplicates
 from mhaprune.experiments.explain.patterns import observe
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.inputs import Study
@@ -83,12 +82,12 @@ class Explain(Experiment):
             heads = heads_table(scoring, study.scorers)
         with doing("patterns"):
             aligned = None if study.task is None else alignment_of(study.task, study.splits.score)
-            seen = observe(subject, study.splits.score, aligned)
+            observed = observe(subject, study.splits.score, aligned)
         with doing("close each head"):
-            closed = close_each(subject, examples)
-        worth = closed_table(subject.grid.heads, closed)
-        whole = study.whole_grid or subject.grid
-        looks = looks_table(whole, subject.grid, seen.looks, heads, worth, self.tolerance_nats)
+            outcomes = close_each(subject, examples)
+        closed = closed_table(subject.grid.heads, outcomes)
+        dense_grid = study.whole_grid or subject.grid
+        looks = head_summary(dense_grid, subject.grid, observed.looks, heads, closed, self.tolerance_nats)
         idle = HeadMask(subject.grid).without(*named(looks[looks["prunable"] & ~looks["removed"]]))
         looks["without_prunable"] = float(measure(subject, examples, idle.gates(examples.device)).quality.mean())
         equivalence = EquivalenceCheck(subject, study.splits.proof)
@@ -96,27 +95,34 @@ class Explain(Experiment):
             equivalence.prove(mask)
         with doing("show"):
             numbers = self.examples or (0,)
-            ours = study.task is not None
-            shown = answer_tables(study, numbers, closed, self.shown) if ours else text_tables(study, numbers, closed)
+            if study.task is None:
+                shown = text_tables(study, numbers, outcomes)
+            else:
+                shown = sequence_tables(study, numbers, outcomes, self.shown)
         tables = {
             "looks": looks,
             **shown,
             "heads": heads,
             "agreement": rank_agreement(heads),
-            "patterns": told_apart(seen.patterns),
-            **(alignment_table(aligned, study.splits.score, seen.patterns, heads) if aligned else {}),
+            "patterns": without_duplicates(observed.patterns),
+            **(alignment_table(aligned, study.splits.score, observed.patterns, heads) if aligned else {}),
             **study.training_table,
         }
         return with_proofs(study, tables, equivalence.worst)
 
 
-def looks_table(
-    whole: HeadGrid, left: HeadGrid, looks: pd.DataFrame, heads: pd.DataFrame, closed: pd.DataFrame, tolerance: float
+def head_summary(
+    dense: HeadGrid,
+    remaining: HeadGrid,
+    looks: pd.DataFrame,
+    heads: pd.DataFrame,
+    closed: pd.DataFrame,
+    tolerance: float,
 ) -> pd.DataFrame:
     """Return one row per head of the dense model: what it looks at, its score and cost, and whether it was removed."""
     first = heads[(heads["scorer"] == heads["scorer"].iloc[0]) & (heads["draw"] == 0)]
-    table = pd.DataFrame(map(head_columns, whole))
-    table["removed"] = [HeadId(site, *rest) not in left for site, *rest in table[HEAD].to_numpy()]
+    table = pd.DataFrame(map(head_columns, dense))
+    table["removed"] = [HeadId(site, *rest) not in remaining for site, *rest in table[HEAD].to_numpy()]
     for part in (first[[*HEAD, "scorer", "score", "stderr", "rank"]], looks, closed):
         table = table.merge(part, how="left", on=HEAD)
     ablation = heads[heads["scorer"] == REFERENCE].set_index(HEAD).reindex(pd.MultiIndex.from_frame(table[HEAD]))

@@ -125,38 +125,40 @@ def regret_map(tables: Tables) -> Plot | None:
         return None
     pruning = tables["pruning"].dropna(subset=[REGRET])
     best = (pruning[QUALITY] + pruning[REGRET]).groupby(pruning["heads_removed"]).max()  # of the best set of each size
-    whole = tables["pruning"].loc[tables["pruning"]["heads_removed"] == 0, QUALITY].max()
-    hopeless = [n for n in regrets if best.get(n, np.inf) < whole / 2]
+    dense_quality = tables["pruning"].loc[tables["pruning"]["heads_removed"] == 0, QUALITY].max()
+    hopeless = [n for n in regrets if best.get(n, np.inf) < dense_quality / 2]
     regrets[hopeless] = np.nan
     rows, width = len(regrets), max(0.48 * regrets.shape[1], 2.4)
     figure = Figure(figsize=(1.8 + width + 3.4, 1.5 + 0.31 * rows))
-    left, right = figure.subplots(1, 2, width_ratios=[width, 2.4])
+    map_axes, mean_axes = figure.subplots(1, 2, width_ratios=[width, 2.4])
     values, control = regrets.to_numpy(float), (methods["family"] == UNINFORMED).to_numpy()
     worst = np.nanmax(values[~control], initial=1.0)  # a control would use up the contrast
     colours: Any = {"cmap": LOST, "vmin": 0, "vmax": worst}
     chosen = set(tables["winner"]["choice"]) if "winner" in tables else set()
     names: Any = {"rows": [elided(name) for name in regrets.index], "columns": regrets.columns}
     lost = np.where(np.abs(values) >= 0.5, values, np.nan)
-    heat_map(left, np.maximum(values, 0), **names, write=partial(number, decimals=0), written=lost, **colours)
-    left.set(xlabel=f"heads removed, of {total}", title=f"points of {quality_name(tables)} lost")
+    heat_map(map_axes, np.maximum(values, 0), **names, write=partial(number, decimals=0), written=lost, **colours)
+    map_axes.set(xlabel=f"heads removed, of {total}", title=f"points of {quality_name(tables)} lost")
     good = int((regrets.mean(axis=1) < 1).sum())
     figure.suptitle(f"{good} of {rows} methods choose heads within a point of the best choice")
-    for label, name in zip(left.get_yticklabels(), regrets.index, strict=True):
+    for label, name in zip(map_axes.get_yticklabels(), regrets.index, strict=True):
         label.set_fontweight("bold" if name in chosen else "normal")
     means, bars = 100 * methods[REGRET].to_numpy(), 100 * plots.errors(methods, REGRET)
     for row, mean in enumerate(means):
         style: Any = {"color": CONTROL_COLOUR if control[row] else "black", "markersize": 4, "elinewidth": 1}
-        right.errorbar(mean, row, xerr=bars[:, [row]], marker="o", **style)
-    right.axvline(0, color="black", linewidth=0.8)
-    right.set_xlim(right=min(plots.ceiling(100 * methods[f"{REGRET}_high"], methods["family"]), right.get_xlim()[1]))
-    right.set(xlabel="percentage points", ylim=left.get_ylim(), yticks=range(rows))
-    right.yaxis.tick_right()
+        mean_axes.errorbar(mean, row, xerr=bars[:, [row]], marker="o", **style)
+    mean_axes.axvline(0, color="black", linewidth=0.8)
+    mean_axes.set_xlim(
+        right=min(plots.ceiling(100 * methods[f"{REGRET}_high"], methods["family"]), mean_axes.get_xlim()[1])
+    )
+    mean_axes.set(xlabel="percentage points", ylim=map_axes.get_ylim(), yticks=range(rows))
+    mean_axes.yaxis.tick_right()
     costs = passes(methods)
-    right.set_yticklabels(
+    mean_axes.set_yticklabels(
         [f"{number(mean, 1)}, {cost:,.0f} pass{'es' * (cost != 1)}" for mean, cost in zip(means, costs, strict=True)]
     )
-    right.tick_params(axis="y", length=0)
-    right.set_title("mean with 95 % interval")
+    mean_axes.tick_params(axis="y", length=0)
+    mean_axes.set_title("mean with 95 % interval")
     caption = (
         f"{quality_name(tables).capitalize()} that the choices of each scorer or search lose on the report split to the"
         " best subset of the same size, in percentage points; white is less than half a point. The least is on top; at"
@@ -191,14 +193,14 @@ def compare_methods(tables: Tables) -> Plot:
     groups = [runs for _, runs in shown.groupby([SETTING, "scorer"])["points"] if len(runs) >= LEAST_RUNS]
     ends = [end for runs in groups for end in student_interval(runs)]
     limits = plots.room_for(pd.concat([shown["points"], pd.Series([0.0])]), ends)
-    for axes, (name, own) in zip(drawn, settings, strict=True):
-        runs = own.groupby("scorer")["points"]
+    for axes, (name, of_setting) in zip(drawn, settings, strict=True):
+        runs = of_setting.groupby("scorer")["points"]
         means = runs.mean().reindex(names)
-        few = own[LABEL].nunique() < LEAST_RUNS
+        few = of_setting[LABEL].nunique() < LEAST_RUNS
         intervals = np.array([student_interval(runs.get_group(name)) for name in names]) * (np.nan if few else 1)
         apart = 0.5 * ((runs.cumcount() + 0.5) / runs.transform("size") - 0.5)  # equal runs would cover each other
-        places = own["scorer"].map(names.index) + apart
-        axes.scatter(own["points"], places, s=24, linewidth=0, zorder=3, color=CONTROL_COLOUR, label="one run")
+        places = of_setting["scorer"].map(names.index) + apart
+        axes.scatter(of_setting["points"], places, s=24, linewidth=0, zorder=3, color=CONTROL_COLOUR, label="one run")
         axes.scatter(means, row_of, marker="|", s=220, linewidth=2.5, color="black", label="mean (95 % interval)")
         axes.hlines(row_of, intervals[:, 0], intervals[:, 1], color="black", linewidth=1)
         axes.axvline(0, color="black", linewidth=0.8)

@@ -10,14 +10,13 @@ import pandas as pd
 
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, with_proofs
 from mhaprune.experiments.can_go import summary_of
-from mhaprune.experiments.prune import report
+from mhaprune.experiments.prune import prune_report as report
 from mhaprune.experiments.prune.trials import WAY, Trial, Trials
-from mhaprune.experiments.shift import shift_quality
+from mhaprune.experiments.shift import shift_quality, shift_table
 from mhaprune.inputs import Study
 from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import time_removed
-from mhaprune.pruning.shift import shift_table
 from mhaprune.recoveries.base import pruned_digest
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.training import training_curve
@@ -68,23 +67,23 @@ class Prune(HeadBudgets, WithinTolerance):
         steps = [each.extra_steps * (len(budgets) - 1 if each.between else 1) for each in study.recoveries.values()]
         trials = Trials(replace(study, extra_steps=study.extra_steps + max(steps, default=0)))
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
-        found: list[Trial] = []
+        tried: list[Trial] = []
         for name, schedule in track(study.schedules.items(), "prune and recover", name=lambda each: each[0]):
             plans = plans_of(choices(scoring, study.scorers, schedule, budgets, name, draws=1))
-            found += trials.after(plans)
+            tried += trials.after(plans)
             for between in (n for n, recovery in study.recoveries.items() if recovery.between):
                 for scorer in dict.fromkeys(plan.scorer for plan in plans):
                     choose = partial(choose_next, study, scorer, name)
-                    found += trials.between(between, choose, budgets)
-        best = best_of_each_size(found)
+                    tried += trials.between(between, choose, budgets)
+        best = best_of_each_size(tried)
         for name in track([n for n, recovery in study.recoveries.items() if recovery.control], "controls"):
-            found += trials.controls(name, best)
-        table = pd.DataFrame([trial.columns for trial in found])
+            tried += trials.controls(name, best)
+        table = pd.DataFrame([trial.columns for trial in tried])
         with doing("time"):
-            plans = list({trial.plan.mask: trial.plan for trial in found}.values())
+            plans = list({trial.plan.mask: trial.plan for trial in tried}.values())
             latency = time_removed(subject, plans, splits.report.first(self.latency_batch), self.latency_rounds)
         smallest = smallest_table(table, latency, self.tolerance)
-        chosen = list(models_of(found, smallest))
+        chosen = list(models_of(tried, smallest))
         tables = {
             "smallest": smallest,
             "recovery": table,
@@ -99,25 +98,25 @@ class Prune(HeadBudgets, WithinTolerance):
         return with_proofs(study, tables, trials.worst, saved_files(study, chosen))
 
 
-def choose_next(study: Study, scorer: str, name: str, left: Subject, budget: int) -> Plan:
+def choose_next(study: Study, scorer: str, name: str, pruned: Subject, budget: int) -> Plan:
     """Return a plan with the next heads to remove from the model `left`, chosen anew by the schedule `name`. With them
     the model has lost as many heads as `budget` says."""
 
     def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
-        return study.remember(kind, what | {"left": pruned_digest(left)}, make)
+        return study.remember(kind, what | {"left": pruned_digest(pruned)}, make)
 
     scorers = {scorer: study.scorers[scorer]} if scorer in study.scorers else {}
-    scoring, schedule = Scoring(left, study.splits.score, study.seed, remember), study.schedules[name]
-    whole = study.subject.grid
-    more = budget - (len(whole) - len(left.grid))
-    (plan,) = plans_of(choices(scoring, scorers, schedule, [more], name, draws=1, whole=whole))
+    scoring, schedule = Scoring(pruned, study.splits.score, study.seed, remember), study.schedules[name]
+    grid = study.subject.grid
+    more = budget - (len(grid) - len(pruned.grid))
+    (plan,) = plans_of(choices(scoring, scorers, schedule, [more], name, draws=1, whole=grid))
     return plan
 
 
-def best_of_each_size(found: Sequence[Trial]) -> list[Trial]:
+def best_of_each_size(trials: Sequence[Trial]) -> list[Trial]:
     """Return the best pruned model on the choose split for each number of heads kept."""
     best: dict[int, Trial] = {}
-    for trial in found:
+    for trial in trials:
         if trial.plan.mask.removed:
             kept = len(trial.plan.mask.kept)
             pair = (best.get(kept, trial), trial)
@@ -135,11 +134,11 @@ def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float)
     controls = controls[controls["recovery"] == controls["recovery"].min()]  # one of several stands beside the rows
     rows = []
     for way, curve in _ways(table):
-        own = summary_of(curve, dense, tolerance, "heads_kept", "kept", "steps", "note")
-        control = controls.loc[controls["heads_kept"] == own["heads_kept"], QUALITY]
+        row = summary_of(curve, dense, tolerance, "heads_kept", "kept", "steps", "note")
+        control = controls.loc[controls["heads_kept"] == row["heads_kept"], QUALITY]
         beside = {"quality": control.mean(), "least": control.min(), "most": control.max(), "draws": len(control)}
-        own |= {"control": bool(curve["control"].any()), **{f"control_{name}": x for name, x in beside.items()}}
-        rows.append(dict(zip(WAY, way, strict=True)) | own)
+        row |= {"control": bool(curve["control"].any()), **{f"control_{name}": x for name, x in beside.items()}}
+        rows.append(dict(zip(WAY, way, strict=True)) | row)
     return pd.DataFrame(rows)
 
 
@@ -155,10 +154,10 @@ def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
         yield (BEST_OF_SIZE, BEST_OF_SIZE, recovery), rows.assign(**means, **blank).drop_duplicates("heads_kept")
 
 
-def models_of(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], Trial]]:
+def models_of(trials: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], Trial]]:
     """Yield each row of `smallest` that has lost heads and is no control, with its model."""
-    own = [trial for trial in found if not trial.columns["control"]]
-    models = {(*(trial.columns[name] for name in WAY), trial.columns["heads_removed"]): trial for trial in own}
+    recovered = [trial for trial in trials if not trial.columns["control"]]
+    models = {(*(trial.columns[name] for name in WAY), trial.columns["heads_removed"]): trial for trial in recovered}
     for row in smallest[(smallest["heads_removed"] > 0) & ~smallest["control"]].to_dict("records"):
         yield row, models[*(row[name] for name in WAY), row["heads_removed"]]
 

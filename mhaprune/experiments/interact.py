@@ -1,20 +1,48 @@
-"""The report of `experiment=interact`: which heads stand in for each other, in pairs and when many are removed."""
+"""Close the heads two at a time, and compare the cost with the sum of closing each alone.
 
-from collections.abc import Iterator
-from typing import Any
+Dimensions: E = examples of the report split, N = all heads, P = pairs of them, M = masks.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.colors import FuncNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from mhaprune.heads import HeadId
+from mhaprune.data import Data
+from mhaprune.experiments.base import Experiment, Findings, Setup, the_one, with_proofs
+from mhaprune.heads import HeadId, HeadMask
+from mhaprune.inputs import Study
+from mhaprune.measure.outcomes import BATCH_SIZE, measure_removed
+from mhaprune.progress import doing, track
+from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
+from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.reporting import plots
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.heat_map import EXTRA_COST, MISSING, heat_map
 from mhaprune.reporting.plots import Plot, amount, needs, number, wrapped
-from mhaprune.tables import HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, Tables, in_brackets, in_unit, named, quality_name
+from mhaprune.scorers.scoring import Scoring, head_columns
+from mhaprune.settings.ranges import Ge
+from mhaprune.statistics.intervals import CONFIDENCE, differs_p, moments, with_interval
+from mhaprune.subject import Subject
+from mhaprune.tables import (
+    HEAD,
+    INTERACTION,
+    LOSS_RISE,
+    OTHER_HEAD,
+    QUALITY,
+    Tables,
+    in_brackets,
+    loss_suffix,
+    named,
+    quality_name,
+)
 
 STAND_IN, TOGETHER, BROKEN, NEITHER = "stand in for each other", "work together", "one breaks the model", "neither"
 """The values of the column `kind`; `NEITHER` if the interaction is small or not sure."""
@@ -26,10 +54,10 @@ SMALL = 0.01
 """The axis of the rise of the loss is in proportion up to this number, and logarithmic beyond."""
 
 
-def say(tables: Tables) -> Iterator[str]:
+def say_interactions(tables: Tables) -> Iterator[str]:
     """Yield sentences: the pair that stands in for each other most, the pair that works together most, the number of
     pairs of each kind, and the cost of removing many heads together."""
-    pairs, unit = tables["pairs"], in_unit(tables)
+    pairs, unit = tables["pairs"], loss_suffix(tables)
     alone = dict(zip(named(tables["alone"]), tables["alone"][LOSS_RISE], strict=True))
     for what, sign in ((STAND_IN, 1), (TOGETHER, -1)):
         helped = [min(alone[a], alone[b]) < 0 for a, b in zip(named(pairs), other_heads(pairs), strict=True)]
@@ -68,7 +96,7 @@ def half_of(rows: pd.DataFrame) -> pd.Series:
     return rows[rows["heads_removed"] <= rows["heads_total"] / 2].iloc[-1]
 
 
-def headline(tables: Tables) -> list[Number]:
+def numbers_of_pairs(tables: Tables) -> list[Number]:
     """Return the numbers of pairs that stand in for each other and that work together."""
     kinds = tables["pairs"]["kind"]
     return [
@@ -86,7 +114,7 @@ def other_heads(pairs: pd.DataFrame) -> list[HeadId]:
 def interactions(tables: Tables) -> Plot | None:
     """Draw the interaction of each pair of heads whose interaction is large and sure, as a triangle with a row and a
     column for each head that has one."""
-    pairs, tolerance = tables["pairs"], f"{tables['pairs']['tolerance'].iloc[0]:g}{in_unit(tables)}"
+    pairs, tolerance = tables["pairs"], f"{tables['pairs']['tolerance'].iloc[0]:g}{loss_suffix(tables)}"
     sure = pairs[pairs["kind"].isin((STAND_IN, TOGETHER))]
     involved = {*named(sure), *other_heads(sure)}
     heads = [head for head in named(tables["alone"]) if head in involved]
@@ -152,12 +180,124 @@ def together(tables: Tables) -> Plot:
         axes.set_yscale("symlog", linthresh=SMALL)
         plots.plain_ticks(axes.yaxis)
         half = half_of(rows)
-        cost = f"{amount(half[LOSS_RISE])}{in_unit(tables)} together, {amount(half['expected_alone'])} one by one"
+        cost = f"{amount(half[LOSS_RISE])}{loss_suffix(tables)} together, {amount(half['expected_alone'])} one by one"
         axes.set_title(wrapped(f"{half['heads_removed']} heads, in the order of {scorer}, cost {cost}", 4.4))
     plots.legend_above(figure, grid[0])
     caption = (
         "The rise of the loss on the report split as heads go together, and what one expects of it: the sum of what"
         " each head costs alone, and that sum with the interactions of all pairs added. Bars are 95 % intervals over"
-        f" examples; the axis is in proportion up to {SMALL:g}{in_unit(tables)} and logarithmic beyond."
+        f" examples; the axis is in proportion up to {SMALL:g}{loss_suffix(tables)} and logarithmic beyond."
     )
     return Plot("together", caption, figure)
+
+
+@dataclass(frozen=True)
+class Interact(Experiment):
+    """The cost of two heads together beyond what each costs alone: tables `alone`, `pairs` and `together`.
+
+    The interaction of heads i and j is the second difference of the loss, ℓ(ij) − ℓ(i) − ℓ(j) + ℓ, where ℓ(S) is the
+    loss with the heads S closed. Above 0 they stand in for each other: closing one costs little while the other is
+    open. Below 0 they work together: without one, the other is worth less. A pair is counted if its interaction is at
+    least `tolerance_nats` in size and differs from 0 at 95 % confidence for all pairs together. If one head alone
+    breaks the model, a negative interaction is no sign of working together, so such a pair has its own kind.
+
+    `together` has the cost of removing many heads at once, in the order of each scorer, and the cost expected from
+    single heads and from pairs.
+    """
+
+    tolerance_nats: Annotated[float, Ge(0)] = 0.01
+    """The smallest interaction (in size) that is counted, in nats of mean loss."""
+
+    question = "Which heads stand in for each other?"
+    then = (
+        "`experiment=prune schedule=[greedy]` chooses one head after the other, so that of two"
+        " that stand in for each other one stays."
+    )
+    figures = (interactions, together)
+    say = staticmethod(say_interactions)
+    headline = staticmethod(numbers_of_pairs)
+
+    def check(self, setup: Setup) -> None:
+        the_one(setup.schedules)
+        setup.check_scorers()
+        if len(setup.grid) < 2:
+            raise ValueError(f"experiment=interact: the model has {len(setup.grid)} heads, a pair needs 2")
+
+    def __call__(self, study: Study) -> Findings:
+        subject, examples = study.subject, study.splits.report
+        scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
+        budgets = range(len(subject.grid) + 1)
+        with doing("score"):
+            made = plans_of(choices(scoring, study.scorers, the_one(study.schedules), budgets))
+        plans = [plan for plan in made if plan.draw == 0]
+        every = HeadMask(subject.grid)
+        alone = [every.without(head) for head in subject.grid]
+        pairs = [every.without(*pair) for pair in combinations(subject.grid, 2)]
+        rise_ME, quality_M = rises_and_quality(subject, examples, [*alone, *pairs, *(plan.mask for plan in plans)])
+        alone_NE, pairs_PE, planned_ME = np.split(rise_ME, [len(alone), len(alone) + len(pairs)])
+        first_P, second_P = np.triu_indices(len(alone), 1)
+        interaction_PE = pairs_PE - alone_NE[first_P] - alone_NE[second_P]
+        tables = {
+            "alone": pd.DataFrame(
+                head_columns(head) | with_interval(LOSS_RISE, rise_E) | {QUALITY: quality}
+                for head, rise_E, quality in zip(subject.grid, alone_NE, quality_M[1:], strict=False)
+            ).assign(open_quality=quality_M[0]),
+            "pairs": pd.DataFrame(
+                head_columns(first)
+                | dict(zip(OTHER_HEAD, head_columns(second).values(), strict=True))
+                | {LOSS_RISE: both_E.mean()}
+                | with_interval(INTERACTION, interaction_E)
+                for (first, second), both_E, interaction_E in zip(
+                    combinations(subject.grid, 2), pairs_PE, interaction_PE, strict=True
+                )
+            ).assign(**{f"{INTERACTION}_p": differs_p(moments(interaction_PE.T)), "tolerance": self.tolerance_nats}),
+            "together": together_table(plans, planned_ME, alone_NE.mean(axis=1), interaction_PE.mean(axis=1)),
+        }
+        tables["pairs"]["kind"] = kinds_of_pairs(tables["pairs"], tables["alone"])
+        equivalence = EquivalenceCheck(subject, study.splits.proof)
+        with doing("prove"):
+            for plan in track(plans, "removed equals masked", name=plan_words):
+                equivalence.prove(plan.mask)
+        return with_proofs(study, tables, equivalence.worst)
+
+
+def kinds_of_pairs(pairs: pd.DataFrame, alone: pd.DataFrame) -> list[str]:
+    """Return the kind of each pair: `STAND_IN`, `TOGETHER`, `BROKEN` or, for a small or unsure interaction, `NEITHER`.
+    A negative interaction is `BROKEN` if one head closed alone leaves at most half of the quality."""
+    broken = set(named(alone[alone[QUALITY] <= alone["open_quality"] / 2]))
+    breaks = [bool({first, second} & broken) for first, second in zip(named(pairs), other_heads(pairs), strict=True)]
+    counts = (pairs[INTERACTION].abs() >= pairs["tolerance"]) & (pairs[f"{INTERACTION}_p"] < 1 - CONFIDENCE)
+    cases = {NEITHER: ~counts, STAND_IN: pairs[INTERACTION] > 0, BROKEN: np.array(breaks, dtype=bool)}
+    return list(np.select(list(cases.values()), list(cases), TOGETHER))
+
+
+def rises_and_quality(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rise of each example's loss when the heads of each mask are closed, (M, E), and the mean quality with
+    all heads open and then under each mask, (1 + M,)."""
+    masks = [HeadMask(subject.grid), *masks]
+    parts = [measure_removed(subject, part, masks) for part in track(list(examples.batches(BATCH_SIZE)), "pairs")]
+    loss_ME, quality_ME = (
+        torch.cat(values, dim=1).double().cpu().numpy()
+        for values in ([part.loss for part in parts], [part.quality for part in parts])
+    )
+    return loss_ME[1:] - loss_ME[0], quality_ME.mean(axis=1)
+
+
+def together_table(
+    plans: Sequence[Plan], planned_ME: np.ndarray, alone_N: np.ndarray, interaction_P: np.ndarray
+) -> pd.DataFrame:
+    """Return a row per plan: the cost of removing its heads together; `expected_alone`, the sum of the costs of its
+    heads alone; and `expected_pairs`, this sum plus the interactions of all pairs of its heads."""
+    interaction_NN = np.zeros((len(alone_N), len(alone_N)))
+    interaction_NN[np.triu_indices(len(alone_N), 1)] = interaction_P
+    rows: list[dict[str, Any]] = []
+    for plan, rise_E in zip(plans, planned_ME, strict=True):
+        gone_N = 1 - plan.mask.gates().numpy()
+        alone = float(np.einsum("n,n->", gone_N, alone_N))
+        pairs = float(np.einsum("i,ij,j->", gone_N, interaction_NN, gone_N))
+        rows.append(
+            plan_columns(plan)
+            | with_interval(LOSS_RISE, rise_E)
+            | {"expected_alone": alone, "expected_pairs": alone + pairs}
+        )
+    return pd.DataFrame(rows)

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.experiments.explain.aligned import say_alignment
+from mhaprune.experiments.explain.alignment import alignment_sentences
 from mhaprune.heads import SITES, HeadId
 from mhaprune.reporting.head_map import REMOVED, Verdict
 from mhaprune.reporting.headline import Number
@@ -17,7 +17,7 @@ from mhaprune.reporting.heat_map import MATTERS, MISSING, frame, heat_map
 from mhaprune.reporting.plots import SIGNS, Plot, amount, needs, number, wrapped
 from mhaprune.reporting.sentences import right, share
 from mhaprune.statistics.intervals import prunable, skewed_ends
-from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, Tables, in_unit
+from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, Tables, loss_suffix
 
 SPREAD = "spreads its attention evenly over all that it may look at"
 NAMED = 3
@@ -39,14 +39,11 @@ CLEAR = 0.05
 """The smallest difference that is written in a cell: the attention of a head minus even attention, as shares."""
 EVEN = 0.12
 """The largest difference of a weight from even attention that the colours of a map hardly show."""
-ABOVE_CHANCE = 0.15
-"""A pattern names a head only if the attention to it exceeds chance by at least this share of the most that is
-possible, 1 − chance. Chance is large if few keys are allowed: 1 / (i + 1) in row i of a causal block."""
 
 
 def say(tables: Tables) -> Iterator[str]:
     """Yield sentences: which heads matter most, what they look at, and what breaks without them."""
-    looks, unit = tables["looks"].query("not removed").sort_values("rank"), in_unit(tables)
+    looks, unit = tables["looks"].query("not removed").sort_values("rank"), loss_suffix(tables)
     best, costs = looks.iloc[0], costs_of(looks, tables)
     rises = [number(float(ends_N[0]), 3) for ends_N in (costs[0], *skewed_ends(costs))]
     low, high = share(best["quality_low"]), share(best["quality_high"])
@@ -80,7 +77,7 @@ def say(tables: Tables) -> Iterator[str]:
             said = _cut(example["said_without_it"] or "nothing", example["example"])
             line += f"; of {example['example']} it makes {said}"
         yield f"{line}."
-    yield from say_alignment(tables)
+    yield from alignment_sentences(tables)
 
 
 def costs_of(looks: pd.DataFrame, tables: Tables) -> np.ndarray:
@@ -131,7 +128,7 @@ def head_map(tables: Tables) -> Verdict:
         all_of_them = f" with all {count} closed" if count > 1 else " then"
         change = " as before" if share(whole) == share(left) else f", not {share(whole)}"
         title = f"{some} can be closed at almost no cost;{all_of_them} {right(left, tables)}{change}"
-    within = f"{tolerance:g}{in_unit(tables)}"
+    within = f"{tolerance:g}{loss_suffix(tables)}"
     meaning = (
         f"Blue tiles are heads that cost more than {within} when they alone are closed; empty tiles are heads that cost"
         " less. Both hold at 95 % confidence on the score split, for all tiles of a kind together. Pale tiles with"
@@ -143,7 +140,7 @@ def head_map(tables: Tables) -> Verdict:
 def headline(tables: Tables) -> list[Number]:
     """Return the number of prunable heads. Each of them is prunable alone, not all together."""
     looks = tables["looks"].query("not removed")
-    beside = f"each costs less than {looks['tolerance'].iloc[0]:g}{in_unit(tables)}, at 95 % confidence"
+    beside = f"each costs less than {looks['tolerance'].iloc[0]:g}{loss_suffix(tables)}, at 95 % confidence"
     count, what = float(looks["prunable"].sum()), "heads that can be closed one at a time"
     return [Number(what, count, len(looks), "", 0.0, len(looks), beside)]
 
@@ -168,7 +165,7 @@ def attention_maps(tables: Tables) -> Iterator[Plot]:
             f" on one scale for all figures of this kind{beyond}; grey is forbidden. A row is"
             f" {'the token that is written there' if site in WRITING else 'a token that is read'}, and its weights add"
             " up to 1. Above each its score and the pattern that it follows on the score split, if one is clear."
-            f" {bold(looks, in_unit(tables))}"
+            f" {bold(looks, loss_suffix(tables))}"
         )
         seen = maps[maps["weight"] > 0]
         even = 1 / seen.groupby([*HEAD, "query"])["key"].transform("nunique")
@@ -306,7 +303,7 @@ def head_profiles(tables: Tables) -> Plot | None:
         f" these places than a head that looks evenly at all. Less than {100 * CLEAR:g} points have no number. At the"
         f" right stand the score of the head by {looks['scorer'].iloc[0]} and what it looks at, if that is clear: most"
         " of its largest weights are there, and clearly more of its attention than by chance."
-        f" {bold(looks, in_unit(tables))}"
+        f" {bold(looks, loss_suffix(tables))}"
     )
     caption += f" Left out, because no head follows a pattern: {', '.join(left_out)}." if left_out else ""
     caption += f" The {len(looks)} heads of {len(there)} that matter most." if len(looks) < len(there) else ""

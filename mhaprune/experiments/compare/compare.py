@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, with_proofs
-from mhaprune.experiments.compare import report
-from mhaprune.experiments.compare.report import passes
+from mhaprune.experiments.compare import compare_report as report
+from mhaprune.experiments.compare.compare_report import passes
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
 from mhaprune.progress import doing, track

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from mhaprune.data import Splits
-from mhaprune.experiments.shift import say_shift, shift_quality
+from mhaprune.experiments.shift import shift_quality, shift_sentences, shift_table
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.shift import shift_table
 from mhaprune.reporting.plots import draw
 from mhaprune.tasks.sort import Sort
 from support.figures import check_legible
@@ -68,7 +67,7 @@ def table(*models: tuple[dict[str, Any], float]) -> dict[str, pd.DataFrame]:
 
 def test_a_sentence_compares_the_smallest_model_of_each_recovery_with_the_whole_one() -> None:
     several = table((about(4), 0.9), (about(6), 0.8), (about(9, "refit"), 0.7))
-    (line,) = say_shift(several)
+    (line,) = shift_sentences(several)
     for words in ("longer", "50.0 % with all", "30.0 % without 6", "20.0 % without 9 after refit"):
         assert words in line
     assert "without 4" not in line
@@ -84,5 +83,5 @@ def test_a_quality_that_is_no_share_is_not_in_points() -> None:
 
 
 def test_if_no_head_could_be_removed_nothing_is_said() -> None:
-    assert list(say_shift(table((about(0), 1.0)))) == []
-    assert list(say_shift({})) == []
+    assert list(shift_sentences(table((about(0), 1.0)))) == []
+    assert list(shift_sentences({})) == []

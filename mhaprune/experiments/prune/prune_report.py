@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from mhaprune.experiments import can_go
 from mhaprune.experiments.can_go import caveats, count_words, most_removed, removable, surely_words
-from mhaprune.experiments.shift import say_shift
+from mhaprune.experiments.shift import shift_sentences
 from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
@@ -69,7 +69,7 @@ def say(tables: Tables) -> Iterator[str]:
         f"Heads that can be removed within {best['tolerance']:g} of {quality} on the choose split, with the {quality}"
         f" on the report split: {', '.join(parts)}."
     )
-    yield from say_shift(tables)
+    yield from shift_sentences(tables)
     sure = bool(best["heads_removed"] and surely_words(best, tables))
     yield from caveats(tables, best, sure, "recovery")
 
@@ -84,8 +84,8 @@ def _after(row: pd.Series) -> str:
 
 def _by_recovery(tables: Tables) -> Iterator[tuple[str, pd.Series]]:
     """Yield for each recovery the row with the most heads removed, with words: `18 after refit`."""
-    for name, own in tables["smallest"].groupby("recovery", sort=False):
-        row = most_removed(own)
+    for name, models in tables["smallest"].groupby("recovery", sort=False):
+        row = most_removed(models)
         after = f"{'by' if row['control'] else 'after'} {name}" if name != NOTHING else "with nothing done afterwards"
         yield f"{count_words(row['heads_removed'], tables)} {after}", row
 
@@ -121,8 +121,12 @@ def _way(row: pd.Series) -> str:
 def recovery_curves(tables: Tables) -> Plot:
     """Draw exact match against heads removed: a panel per schedule and scorer, a line per recovery."""
     table = tables["recovery"].assign(way=tables["recovery"].apply(_way, axis=1))
-    control, own = table[table["control"]], table[~table["control"]]
-    names, ways, total = list(own["recovery"].unique()), list(own["way"].unique()), int(table["heads_total"].max())
+    control, recovered = table[table["control"]], table[~table["control"]]
+    names, ways, total = (
+        list(recovered["recovery"].unique()),
+        list(recovered["way"].unique()),
+        int(table["heads_total"].max()),
+    )
     labels = f"heads removed, of {total}", quality_name(tables)
     size = (5.4 if len(ways) == 1 else 3.8 if len(ways) == 2 else 3.1, 3.2)
     figure, grid = plots.panelled(len(ways), 3, size, (1.0, 1.3), *labels, sharex=True, sharey=True)
@@ -132,7 +136,7 @@ def recovery_curves(tables: Tables) -> Plot:
             axes.fill_between(band.index, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
             look = CONTROL | {"linestyle": ("-", ":")[i % 2]}
             axes.plot(band.index, band["mean"], label=f"{name} (mean and range)", **look)
-        for name, curve in own[own["way"] == way].groupby("recovery", sort=False):
+        for name, curve in recovered[recovered["way"] == way].groupby("recovery", sort=False):
             i = names.index(name)
             # A shift along x keeps coinciding curves apart.
             x = curve["heads_removed"] + 0.008 * total * (i - (len(names) - 1) / 2)

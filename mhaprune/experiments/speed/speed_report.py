@@ -1,12 +1,10 @@
-"""The report of `experiment=speed`: speed-up by heads removed, and accuracy against time."""
+"""The report of `experiment=speed`: the speed-up by heads removed, and what the fastest good model reaches."""
 
 import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from mhaprune.reporting import plots
@@ -79,16 +77,10 @@ def _batch(row: pd.Series) -> str:
     return f"(batch {int(row['batch_size'])})"
 
 
-def judged(tradeoff: pd.DataFrame, tables: Tables) -> pd.DataFrame:
-    """Return the rows of scorers that are not random, because a single random draw is noise; all rows if no scorer is
-    left."""
-    own = tradeoff[tradeoff["scorer"].isin(candidates(tables.get("pruning", tradeoff)))]
-    return own if len(own) else tradeoff
-
-
 def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
     """Return in words the fastest model that loses at most 0.01 of quality on the choose split."""
-    rows = judged(rows, tables)
+    choices = rows[rows["scorer"].isin(candidates(tables.get("pruning", rows)))]
+    rows = choices if len(choices) else rows  # a single random draw is noise
     dense, best, quality = rows[rows["heads_removed"] == 0].iloc[0], _fastest(rows), quality_name(tables)
     among = f"Of the trained model at batch {int(best['batch_size'])}, within 0.01 of {quality} on the choose split,"
     if best["heads_removed"] == 0:
@@ -125,8 +117,9 @@ def speedup_curves(tables: Tables) -> Plot:
     sizes, widths = list(lines.groupby(SIZE, sort=False)), list(lines["timed_d_model"].unique())
     xlabel = f"heads removed, of {int(speed['heads_total'].max())}"
     figure, grid = plots.panelled(len(sizes), 3, (3.8, 3.0), (1.0, 1.2), xlabel, "times as fast", sharey=True)
+    strip: Any = {"color": CONTROL_COLOUR, "alpha": 0.25, "linewidth": 0}  # the whole model against itself
     for axes, (_, rows) in zip(grid, sizes, strict=True):
-        _draw_noise(axes, rows)
+        axes.axhspan(rows["aa_ratio_q1"].min(), rows["aa_ratio_q3"].max(), **strip)
         for n, width in enumerate(widths):
             line, look = rows[rows["timed_d_model"] == width], plots.line_style(n)
             plots.draw_curve(axes, line, "heads_removed", "speedup", QUARTILES, markersize=5, **look)
@@ -143,60 +136,6 @@ def speedup_curves(tables: Tables) -> Plot:
         " there is no difference to be seen. The model without any head is left out."
     )
     return Plot("speedup", caption, figure)
-
-
-def _draw_noise(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw the strip within which the whole model lies when it is timed against itself."""
-    look: Any = {"color": CONTROL_COLOUR, "alpha": 0.25, "linewidth": 0}
-    axes.axhspan(rows["aa_ratio_q1"].min(), rows["aa_ratio_q3"].max(), **look)
-
-
-@needs("tradeoff")
-def accuracy_milliseconds(tables: Tables) -> Plot:
-    """Draw exact match against the speed-up of the trained model, and name the points that no other beats."""
-    tradeoff = judged(tables["tradeoff"], tables)
-    best = tradeoff[QUALITY].max()
-    tradeoff = tradeoff[tradeoff[QUALITY] >= best - abs(best) / 2]
-    batches, names = list(tradeoff["batch_size"].unique()), list(tradeoff["scorer"].unique())
-    labels = "times as fast", quality_name(tables)
-    figure, grid = plots.panelled(len(batches), 2, (4.4, 3.7), (0.8, 0.9), *labels, sharey=True)
-    for axes, batch_size in zip(grid, batches, strict=True):
-        models = tradeoff[tradeoff["batch_size"] == batch_size]
-        whole = models[models["heads_removed"] == 0].iloc[0]
-        axes.axvspan(whole["aa_ratio_q1"], whole["aa_ratio_q3"], color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
-        for i, name in enumerate(names):
-            points = models[models["scorer"] == name]
-            style: Any = plots.line_style(i) | {"label": name, "linestyle": "", "elinewidth": 1, "capsize": 2}
-            bars = plots.errors(points, "speedup", QUARTILES)
-            axes.errorbar(points["speedup"], points[QUALITY], xerr=bars, markersize=5, **style)
-        axes.set_title(f"batch {batch_size}: whole model {whole['latency_ms']:.2f} ms")
-        axes.margins(x=0.1, y=0.12)
-        axes.tick_params(labelbottom=True)
-        where: Any = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontweight": "bold"}
-        for removed, *place in unbeaten(models)[["heads_removed", "speedup", QUALITY]].itertuples(index=False):
-            axes.annotate(str(removed), tuple(place), (0, 6), **where)
-    fastest = [_fastest(rows) for _, rows in tradeoff.groupby("batch_size", sort=False)]
-    gains = (f"{row['speedup']:.2f} times as fast at batch {row['batch_size']}" for row in fastest)
-    title = f"Within 0.01 of {quality_name(tables)}: {' and '.join(gains)}"
-    plots.legend_above(figure, [*grid[0].get_legend_handles_labels()[0], NOISE], title)
-    caption = (
-        f"{quality_name(tables).capitalize()} of the model on the report split against how many times as fast"
-        f" {timed_name(tables)} is with heads really removed; models that keep less than half of it are left out."
-        " Numbers are the heads removed from models that no other beats in both. Bars are quartiles over rounds; within"
-        " the grey strip there is no difference to be seen."
-    )
-    return Plot("tradeoff", caption, figure)
-
-
-def unbeaten(models: pd.DataFrame) -> pd.DataFrame:
-    """Return the models that no other beats in both speed and quality on the report split, the fastest first. Of those
-    that are almost equal in both, only the fastest is returned: their names would cover each other."""
-    order = models.sort_values(["speedup", QUALITY], ascending=False, kind="stable")
-    front = order[order[QUALITY] > order[QUALITY].astype(float).cummax().shift(fill_value=-math.inf)]
-    room = 0.06 * np.ptp(models[["speedup", QUALITY]].to_numpy(), axis=0)
-    places = front[["speedup", QUALITY]].to_numpy()
-    apart = [bool((np.abs(place - places[:i]) > room).any(axis=1).all()) for i, place in enumerate(places)]
-    return front[apart].drop_duplicates("heads_removed", keep="last")
 
 
 def _size(size: Any, frame: pd.DataFrame) -> str:

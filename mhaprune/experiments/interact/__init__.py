@@ -1,1 +1,0 @@
-"""Interactions: the cost of two heads together beyond the sum of both."""
