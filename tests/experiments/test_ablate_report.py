@@ -129,10 +129,3 @@ def test_a_speed_up_within_the_noise_is_said_to_be_that(low: float, high: float,
     noise = f"the whole model against itself is at {low:.2f} to {high:.2f}."
     assert "32 examples" in plain
     assert (noise in plain, noise in after) == (best, refit)
-
-
-@pytest.mark.parametrize(("examples", "small"), [(256, True), (512, False)])
-def test_a_choose_split_that_is_too_small_is_named(examples: int, small: bool) -> None:
-    pruning = pd.DataFrame({"heads_removed": [0, 0, 3], "choose_examples": examples})
-    tables = {"summary": BOTH.assign(choose_drop=0.005), "pruning": pruning}
-    assert any("too small" in line for line in said(tables)) == small
