@@ -24,7 +24,7 @@ from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, appendix, needs
-from mhaprune.reporting.sentences import as_fast, right, share
+from mhaprune.reporting.sentences import as_fast, right, share, within_noise
 from mhaprune.reporting.shared_figures import agreement
 from mhaprune.reporting.training import training_curve
 from mhaprune.scorers.agreement import rank_agreement
@@ -135,10 +135,8 @@ def accuracy_curves(tables: Tables) -> Plot:
         plots.draw_curve(axes, curve, "heads_removed", label=name, markersize=5, **plots.line_style(i))
     for name in repeated_draws(pruning):
         curves = pruning[pruning["scorer"] == name]
-        band = curves.groupby("heads_removed")[QUALITY].agg(["min", "mean", "max"])
-        axes.fill_between(band.index, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.2, linewidth=0)
         label = f"{name} (mean and range of {curves['draw'].nunique()})"
-        axes.plot(band.index, band["mean"], color=CONTROL_COLOUR, linestyle="--", label=label)
+        plots.draw_band(axes, curves, linestyle="--", label=label)
     recovered = tables.get("recovered", pd.DataFrame(columns=["recovery", "scorer"]))
     for i, ((name, scorer), curve) in enumerate(recovered.groupby(["recovery", "scorer"], sort=False)):
         look = plots.line_style(names.index(scorer)) if scorer in names else {"color": CONTROL_COLOUR, "marker": "x"}
@@ -205,8 +203,8 @@ def latency_curves(tables: Tables) -> Plot | None:
     gains = []
     for row, recovery in marked.values():
         without = f"without {int(row['heads_removed'])}{f' {units}' if recovery == NOTHING else f' after {recovery}'}"
-        noisy = floor.iloc[0] <= row["speedup_q3"] and row["speedup_q1"] <= floor.iloc[1]
-        gains.append(f"{row['speedup']:.2f} {without}{' (within the noise)' if noisy else ''}")
+        noise = " (within the noise)" if within_noise(row, *floor) else ""
+        gains.append(f"{row['speedup']:.2f} {without}{noise}")
     plots.legend_above(figure, axes, f"Times as fast: {', '.join(gains)}" if gains else "")
     caption = (
         f"How many times as fast {timed_name(tables)} is with {units} really removed. Bars are quartiles over rounds in"

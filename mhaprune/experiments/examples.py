@@ -19,7 +19,7 @@ from mhaprune.tables import HEAD, LOSS_RISE, QUALITY
 from mhaprune.tasks.base import Task
 
 
-class Shown(NamedTuple):
+class AnsweredExample(NamedTuple):
     """A source sequence with the model's own answer, as a batch of one without padding and as words. `right` is the
     correct answer; None if the task does not know it."""
 
@@ -31,7 +31,7 @@ class Shown(NamedTuple):
 
 def show(
     subject: Seq2Seq, task: Task, source: Sequence[str], right: Sequence[str] | None, gates: Tensor | None = None
-) -> Shown:
+) -> AnsweredExample:
     """Let the model answer a source sequence, with `gates` (N,) if they are given. The answer ends at the end symbol;
     without this symbol, at the largest length of the model."""
 
@@ -44,10 +44,10 @@ def show(
     ends = (said_1T[0] == EOS).nonzero()[:1, 0].tolist()
     target_1T = said_1T[:, : ends[0] + 1] if ends else said_1T
     known = None if right is None else words(task.vocabulary.encode(right))[1]
-    return Shown(Examples(source_1S, target_1T), *words(target_1T[0].tolist()), known)
+    return AnsweredExample(Examples(source_1S, target_1T), *words(target_1T[0].tolist()), known)
 
 
-def examples_table(shown: Iterable[Shown], train: Examples) -> pd.DataFrame:
+def examples_table(shown: Iterable[AnsweredExample], train: Examples) -> pd.DataFrame:
     """Return one row per example, numbered from 0: source, answers, whether the model `ended` its answer, the number of
     `symbols` in the source, and `trained_symbols`, this number for the longest source of training."""
     rows = []
@@ -61,7 +61,7 @@ def examples_table(shown: Iterable[Shown], train: Examples) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def attention_table(subject: Seq2Seq, task: Task, shown: Iterable[Shown]) -> pd.DataFrame:
+def attention_table(subject: Seq2Seq, task: Task, shown: Iterable[AnsweredExample]) -> pd.DataFrame:
     """Return one row per example, head, query and key with the attention `weight`. `reads` is the token at the query,
     `looks_at` the token at the key. `writes` is the token that the decoder predicts there; None in the encoder."""
     parts = list[pd.DataFrame]()
@@ -110,7 +110,7 @@ def check_examples(field: str, numbers: Sequence[int], have: int) -> None:
         )
 
 
-def shown_by(study: Study, numbers: Sequence[int]) -> list[Shown]:
+def shown_by(study: Study, numbers: Sequence[int]) -> list[AnsweredExample]:
     """Let the model answer the user's own example or, without one, the examples of the report split with these
     numbers."""
     decode, report = study.task.vocabulary.decode, study.splits.report
@@ -136,7 +136,7 @@ def sequence_tables(study: Study, numbers: Sequence[int], closed: Outcome, most_
     }
 
 
-def answers_without(subject: Seq2Seq, task: Task, shown: Sequence[Shown]) -> pd.DataFrame:
+def answers_without(subject: Seq2Seq, task: Task, shown: Sequence[AnsweredExample]) -> pd.DataFrame:
     """Return a row per example and head, with the model's answer when this head is closed."""
     rows = []
     for head in track(subject.grid, "heads", name=str):
@@ -202,7 +202,7 @@ def text_tables(study: Study, numbers: Sequence[int], closed: Outcome) -> dict[s
 def turned_wrong(
     subject: Seq2Seq,
     task: Task,
-    asked: Sequence[Shown],
+    asked: Sequence[AnsweredExample],
     without: pd.DataFrame,
     examples: Examples,
     closed: Outcome,

@@ -66,20 +66,20 @@ def present(
 ) -> Results:
     """Return the findings with their figures and sentences. The columns `identity` are added in front of every
     table."""
-    found = {name: frame.assign(**study.words) for name, frame in findings.tables.items()}
-    verdict, first = experiment.head_map(found), dict(identity or {})
-    others = {name: frame.drop(columns=list(first), errors="ignore") for name, frame in found.items()}
+    tables = {name: frame.assign(**study.words) for name, frame in findings.tables.items()}
+    verdict, first = experiment.head_map(tables), dict(identity or {})
+    others = {name: frame.drop(columns=list(first), errors="ignore") for name, frame in tables.items()}
     return Results(
         title=title,
         tables={
             name: pd.concat([pd.DataFrame(first, index=frame.index), frame], axis=1) for name, frame in others.items()
         },
-        figures={plot.name: plot for plot in figures_of(type(experiment), found)},
-        sentences=[*experiment.say(found), *if_poor(found)],
+        figures={plot.name: plot for plot in figures_of(type(experiment), tables)},
+        sentences=[*experiment.say(tables), *if_poor(tables)],
         checks=findings.checks,
         files=findings.files,
-        found=found,
+        found=tables,
         small_map=None if verdict is None else in_small(verdict),
-        first=FirstScreen(experiment.question, experiment.headline(found), experiment.then, view_of(found, verdict)),
+        first=FirstScreen(experiment.question, experiment.headline(tables), experiment.then, view_of(tables, verdict)),
         trained_with=study.trained_with,
     )

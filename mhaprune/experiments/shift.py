@@ -50,19 +50,19 @@ def shift_sentences(tables: Tables) -> Iterator[str]:
     if "shift" not in tables:
         return
     for kind, rows in _smallest(tables["shift"]).groupby("examples_of", sort=False):
-        whole, *others = rows.to_dict("records")
+        dense, *others = rows.to_dict("records")
         if kind == USUAL or not others:
             continue
         parts = ", ".join(f"{share(row[QUALITY])} {_which(row, tables)}" for row in others)
-        whole_model = f"{quality_name(tables)} is {share(whole[QUALITY])} with all {unit_name(tables)}"
+        whole_model = f"{quality_name(tables)} is {share(dense[QUALITY])} with all {unit_name(tables)}"
         yield f"On examples of another kind ({kind}) {whole_model}, {parts}."
 
 
 def _smallest(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the whole model and, for each recovery, of the model with the most heads removed."""
-    whole, others = table[table["scorer"] == DENSE], table[(table["scorer"] != DENSE) & (table["heads_removed"] > 0)]
-    most = others.groupby("recovery")["heads_removed"].transform("max")
-    return pd.concat([whole, others[others["heads_removed"] == most].drop_duplicates(["recovery", "examples_of"])])
+    dense, pruned = table[table["scorer"] == DENSE], table[(table["scorer"] != DENSE) & (table["heads_removed"] > 0)]
+    most = pruned.groupby("recovery")["heads_removed"].transform("max")
+    return pd.concat([dense, pruned[pruned["heads_removed"] == most].drop_duplicates(["recovery", "examples_of"])])
 
 
 def _which(row: Mapping[Any, Any], tables: Tables) -> str:

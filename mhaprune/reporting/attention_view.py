@@ -32,17 +32,17 @@ def view_of(tables: Tables, verdict: Verdict | None) -> dict[str, Any] | None:
     """
     if verdict is None or not all(len(tables.get(name, ())) for name in ("attention", "examples", "closed")):
         return None
-    every = verdict.heads[verdict.heads["name"] != REMOVED]
+    remaining = verdict.heads[verdict.heads["name"] != REMOVED]
     examples = tables["examples"]
-    heads = every.assign(order=every["score"].fillna(0).rank(ascending=False, method="first")).query(
+    heads = remaining.assign(order=remaining["score"].fillna(0).rank(ascending=False, method="first")).query(
         f"order <= {max(MOST_WEIGHTS // (len(examples) * LEAST_TOKENS**2), 1)}"
     )
     most = int(sqrt(MOST_WEIGHTS / (len(examples) * len(heads))))
     shown = [_example(row, tables, named(heads), most) for row in examples.to_dict("records")]
     longest = int(max(tables["attention"][["query", "key"]].max()) + 1)
-    whole = max(longest, int(examples.get("symbols", pd.Series([0])).max()))
-    cut = [f"the {len(heads)} most important of {len(every)} heads"] if len(heads) < len(every) else []
-    cut += [f"the first {min(most, longest)} of {whole} tokens"] if min(most, longest) < whole else []
+    symbols = max(longest, int(examples.get("symbols", pd.Series([0])).max()))
+    cut = [f"the {len(heads)} most important of {len(remaining)} heads"] if len(heads) < len(remaining) else []
+    cut += [f"the first {min(most, longest)} of {symbols} tokens"] if min(most, longest) < symbols else []
     rows = blocks_in(heads)
     return {
         "rows": [block_label(*row) for row in rows],
@@ -74,9 +74,9 @@ def _tiles(heads: pd.DataFrame, rows: list[tuple[str, int]], verdict: Verdict) -
 
 def _example(example: dict[str, Any], tables: Tables, heads: list[HeadId], most: int) -> dict[str, Any]:
     """Return the tokens, weights and answers of one example."""
-    mine = {name: tables[name][tables[name]["example"] == example["example"]] for name in ("attention", "closed")}
+    of_example = {name: tables[name][tables[name]["example"] == example["example"]] for name in ("attention", "closed")}
     tokens, weights, largest = {}, {}, {}
-    for key, cells in mine["attention"].groupby(HEAD, sort=False):
+    for key, cells in of_example["attention"].groupby(HEAD, sort=False):
         head = HeadId(*key)
         if head in heads:
             by_query, by_key = cells.drop_duplicates("query"), cells.drop_duplicates("key")
@@ -90,7 +90,7 @@ def _example(example: dict[str, Any], tables: Tables, heads: list[HeadId], most:
                 "writes": _texts(writes.dropna(), most),
                 "keys": _texts(by_key["looks_at"], most),
             }
-    without = mine["closed"].to_dict("records")
+    without = of_example["closed"].to_dict("records")
     return {
         "source": example["source"],
         "answer": example.get("answer"),

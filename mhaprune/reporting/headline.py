@@ -121,13 +121,6 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
     return Plot("headline", _caption(numbers, settings), figure, tables=("runs",))
 
 
-def _lacking(numbers: pd.DataFrame) -> Iterator[tuple[str, int]]:
-    """Yield the name of each number that some runs lack, and how many lack it."""
-    for (what, after), of_number in numbers.groupby(["what", "after"], sort=False):
-        if len(of_number) > 1 and of_number["value"].isna().any():
-            yield Number(what, math.nan, after=after).name, int(of_number["value"].isna().sum())
-
-
 def _comparable(numbers: pd.DataFrame) -> pd.DataFrame:
     """Leave out numbers that are missing in some runs: their mean would cover only the successful ones. Turn counts
     into shares where the runs have different totals: 48 of 96 heads and 6 of 12 are both 0.5. A count is not compared
@@ -209,9 +202,10 @@ def _repeated(numbers: pd.DataFrame, settings: Sequence[Setting]) -> bool:
 def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterator[str]:
     """Yield a sentence per number, with the mean over runs that differ only in their seed; for few runs, their values.
     Nothing is yielded if no runs differ only in their seed."""
-    for name, lacking in _lacking(numbers):
-        of = f"{lacking} of {numbers[LABEL].nunique()} runs"
-        yield f"{name[0].upper()}{name[1:]}: not compared, {of} have no such number."
+    for (what, after), of_number in numbers.groupby(["what", "after"], sort=False):
+        if len(of_number) > 1 and (lacking := int(of_number["value"].isna().sum())):
+            of = f"{lacking} of {numbers[LABEL].nunique()} runs"
+            yield f"{_first_words(what, after)}: not compared, {of} have no such number."
     numbers = _comparable(numbers)
     if numbers.empty or not _repeated(numbers, settings):
         return
@@ -226,11 +220,15 @@ def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterat
             parts = [f"{_mean(runs)}{f' with {label}' if label else ''}" for label, runs in groups]
             counts = [len(runs) for _, runs in groups if len(runs) >= LEAST_RUNS]
             over = " to ".join(map(str, dict.fromkeys([min(counts), max(counts)]))) if counts else ""
-            name = Number(what, math.nan, after=after).name
-            yield f"{name[0].upper()}{name[1:]}: {'; '.join(parts)}{f' (means over {over} runs)' if over else ''}."
+            yield f"{_first_words(what, after)}: {'; '.join(parts)}{f' (means over {over} runs)' if over else ''}."
             means |= bool(over)
     if means:
         yield NOTE
+
+
+def _first_words(what: str, after: str) -> str:
+    name = Number(what, math.nan, after=after).name
+    return name[0].upper() + name[1:]
 
 
 def _mean(runs: pd.DataFrame) -> str:

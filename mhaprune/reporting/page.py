@@ -95,18 +95,18 @@ def render(
 def _explained(seen: set[str], text: str) -> Markup:
     """Return a text as HTML: what stands between backticks as code, and each term that is not yet among those `seen`
     with its meaning, which a browser shows on hover."""
-    known = words()
+    glossary = words()
     parts = []
     for i, part in enumerate(text.split("`")):
         if i % 2:
             parts.append(Markup("<code>{}</code>").format(part))
             continue
         ends = 0
-        for found in known.anywhere.finditer(part):
-            term = known.term(found[0])
+        for found in glossary.anywhere.finditer(part):
+            term = glossary.term(found[0])
             if term not in seen:
                 seen.add(term)
-                abbr = Markup('<abbr title="{}" tabindex="0">{}</abbr>').format(known.words[term], found[0])
+                abbr = Markup('<abbr title="{}" tabindex="0">{}</abbr>').format(glossary.words[term], found[0])
                 parts += [escape(part[ends : found.start()]), abbr]
                 ends = found.end()
         parts.append(escape(part[ends:]))

@@ -252,6 +252,14 @@ def draw_curve(
     axes.errorbar(frame[x], frame[y], errors(frame, y, ends), **{"capsize": 2, "elinewidth": 1, **style})
 
 
+def draw_band(axes: Axes, draws: pd.DataFrame, **style: Any) -> None:
+    """Draw the quality of several draws of a control against the heads removed: their mean as a line, their range as a
+    band."""
+    band = draws.groupby("heads_removed")[QUALITY].agg(["min", "mean", "max"])
+    axes.fill_between(band.index, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.2, linewidth=0)
+    axes.plot(band.index, band["mean"], **{"color": CONTROL_COLOUR, **style})
+
+
 _HANDLES = WeakKeyDictionary[Legend, Sequence[Any]]()
 """The lines and marks that each legend explains; a legend itself keeps only copies."""
 

@@ -37,6 +37,12 @@ def right(value: float, tables: Tables, still: str = "") -> str:
     )
 
 
+def within_noise(row: Mapping[str, Any] | pd.Series, low: float, high: float) -> bool:
+    """Return whether the quartiles of a speed-up meet those of the whole model timed against itself, `low` to
+    `high`."""
+    return bool(low <= row["speedup_q3"] and row["speedup_q1"] <= high)
+
+
 def as_fast(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:
     """Return the speed-up in words: `Greedy decoding of 32 examples is then 1.21 times as fast (quartiles 1.20 to
     1.22).` If the quartiles overlap those of the whole model timed against itself, the sentence says that there is no
@@ -50,7 +56,7 @@ def as_fast(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:
     )
     for again in latency[latency.eq(DENSE_AGAIN).any(axis=1)].to_dict("records"):
         low, high = again["speedup_q1"], again["speedup_q3"]
-        if low <= row["speedup_q3"] and row["speedup_q1"] <= high:
+        if within_noise(row, low, high):
             line += f" That is no clear gain: the whole model against itself is at {low:.2f} to {high:.2f}."
     return line
 

@@ -218,13 +218,13 @@ def settings_of(runs: Sequence[FoundRun]) -> list[Setting]:
 
     If several settings always change together, only the first is returned.
     """
-    found: dict[tuple[int, ...], Setting] = {}
+    by_groups: dict[tuple[int, ...], Setting] = {}
     for name in dict.fromkeys(name for run in runs for name in run.settings):
         values = [run.settings.get(name, NOT_SET) for run in runs]
         groups = tuple(pd.factorize(pd.Series(values))[0])
-        if name != "seed" and max(groups) > 0 and groups not in found:
-            found[groups] = setting(name, values)
-    return for_figures(found.values())
+        if name != "seed" and max(groups) > 0 and groups not in by_groups:
+            by_groups[groups] = setting(name, values)
+    return for_figures(by_groups.values())
 
 
 def numbers_of(runs: Sequence[FoundRun], settings: Sequence[Setting]) -> pd.DataFrame:

@@ -194,12 +194,12 @@ def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
     In a folder, runs are sorted by name, with 2 before 10. The jobs of a sweep are in the order of the list of jobs;
     jobs that have not started are included.
     """
-    found: dict[Path, FoundRun] = {}
+    runs: dict[Path, FoundRun] = {}
     for top in folders:
         if not top.is_dir():
             raise ValueError(f"folder={top}: no such folder, name run folders or folders that hold some")
-        found |= {run.folder.resolve(): run for run in _below(top)}
-    return list(found.values())
+        runs |= {run.folder.resolve(): run for run in _below(top)}
+    return list(runs.values())
 
 
 def _below(top: Path) -> Iterator[FoundRun]:

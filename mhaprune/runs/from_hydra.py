@@ -96,8 +96,8 @@ class HydraLauncher:
 
     def _values_of(self, job: Job) -> dict[str, Any]:
         composed = self.loader.load_sweep_config(self.config, list(job.overrides))
-        own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-        return self.values(own, job.overrides)
+        without_hydra = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+        return self.values(without_hydra, job.overrides)
 
 
 def launch(

@@ -37,10 +37,10 @@ def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts:
     """
     settings = [{name: str(value) for name, value in {**run.settings, **run.trained_with}.items()} for run in runs]
     values: dict[str, set[str]] = {}
-    for name, value in (pair for mine in settings for pair in mine.items()):
+    for name, value in (pair for of_run in settings for pair in of_run.items()):
         values.setdefault(name, set()).add(value)
-    shared = {name: min(own) for name, own in values.items() if len(own) == 1 and name not in differ}
-    own = dict.fromkeys([*differ, *(name for run in runs for name in run.trained_with if name not in shared)])
+    shared = {name: min(only) for name, only in values.items() if len(only) == 1 and name not in differ}
+    differing = dict.fromkeys([*differ, *(name for run in runs for name in run.trained_with if name not in shared)])
     numbers = [
         {each.name: each.value for each in run.headline} | {"seconds": run.status.get("seconds")} for run in runs
     ]
@@ -51,7 +51,7 @@ def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts:
     reports = [os.path.relpath(path, out) if path is not None and path.is_file() else None for path in paths]
     columns = [
         Column("state", states),
-        *(Column(name, [mine.get(name, "") for mine in settings]) for name in own),
+        *(Column(name, [of_run.get(name, "") for of_run in settings]) for name in differing),
         *(Column(name, [as_text(each.get(name)) for each in numbers], "n") for name in measured),
     ]
     return fill(

@@ -42,9 +42,13 @@ class Job:
     @classmethod
     def of(cls, overrides: Sequence[str], varies: Sequence[str]) -> Job:
         """Return the job with these settings. `varies` names the settings in which jobs differ."""
-        own = sorted(one for one in overrides if _key(one) in varies)
-        readable = "-".join(re.sub(r"[^\w.-]+", "_", one, flags=re.ASCII).strip("_") for one in own) or "job"
-        return cls(f"{readable[: LONGEST - 13]}-{fingerprint(own)}", ", ".join(own) or "the only job", list(overrides))
+        differing = sorted(one for one in overrides if _key(one) in varies)
+        readable = "-".join(re.sub(r"[^\w.-]+", "_", one, flags=re.ASCII).strip("_") for one in differing) or "job"
+        return cls(
+            f"{readable[: LONGEST - 13]}-{fingerprint(differing)}",
+            ", ".join(differing) or "the only job",
+            list(overrides),
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class Sweep:
         before = cls.read(folder)
         if before is None and folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
             raise ValueError(f"{place}: its folder is not empty and holds no sweep, name another")
-        different = sorted({_key(one) for own in settings for one in {*own} ^ {*settings[0]}})
+        different = sorted({_key(one) for of_job in settings for one in {*of_job} ^ {*settings[0]}})
         varies = different if before is None else before.varies
         if not {*different} <= {*varies} <= {*different, *map(_key, settings[0])}:
             raise ValueError(
@@ -101,7 +105,7 @@ class Sweep:
         same = [one for one in settings[0] if _key(one) not in varies]
         fixed = sorted(one for one in same if _key(one).split(".")[0] not in (*SWEEP_SETTINGS, "cache"))
         starts = 1 if before is None else before.starts + 1
-        jobs = {job.name: job for job in (Job.of(own, varies) for own in settings)}
+        jobs = {job.name: job for job in (Job.of(of_job, varies) for of_job in settings)}
         command = shlex.join(["python", *sys.argv])
         return cls(varies, fingerprint([fixed, sources]), starts, command, list(jobs.values())), before
 

@@ -62,18 +62,18 @@ def do_sweep(
         sweep, before = Sweep.begin(root, place, settings, sources)
         # Settings are composed again only if anything that decides them has changed.
         identity = None if before is not None and before.given == sweep.given else launcher.identity
-        found = {job.label: state_of(root, job, identity) for job in sweep.jobs}
-        changed, done = ([label for label in found if found[label] == state] for state in (CHANGED, DONE))
+        states = {job.label: state_of(root, job, identity) for job in sweep.jobs}
+        changed, done = ([label for label in states if states[label] == state] for state in (CHANGED, DONE))
         if changed and how.on_change == "refuse":
             raise ValueError(
                 f"{place}: {len(changed)} of its jobs were done with other settings or other code ({_listed(changed)});"
                 " on_change=redo does them again, another name keeps them"
             )
-        todo = [job for job in sweep.jobs if found[job.label] != DONE]
+        todo = [job for job in sweep.jobs if states[job.label] != DONE]
         for job in todo:
             launcher.check(job)
         if done:
-            print(visible(f"{len(done)} of {len(found)} jobs are done and skipped: {_listed(done)}"))
+            print(visible(f"{len(done)} of {len(states)} jobs are done and skipped: {_listed(done)}"))
         sweep.write(root)
         start = functools.partial(launcher.start, starts=sweep.starts)
         (root / STOP).unlink(missing_ok=True)
@@ -138,16 +138,16 @@ def _do(todo: Sequence[Job], root: Path, retries: int, start: Callable[[Sequence
     """Start jobs until each is done or has failed more than `retries` times. Jobs that a launcher lost are started
     again."""
     tries: Counter[str] = Counter()
-    left = list(todo)
-    while left:
-        before = {job.name: _status_version(root / job.name) for job in left}
+    remaining = list(todo)
+    while remaining:
+        before = {job.name: _status_version(root / job.name) for job in remaining}
         try:
-            start(left)
+            start(remaining)
         except Exception as error:  # of the launcher; errors of the jobs are in their folders
             log.error("jobs were lost: %s", store.reason(error))
-        while any(is_held(root / job.name / store.LOCK) for job in left):  # a lost job may still run
+        while any(is_held(root / job.name / store.LOCK) for job in remaining):  # a lost job may still run
             time.sleep(PAUSE)
-        tried = [job for job in left if _status_version(root / job.name) != before[job.name]]
+        tried = [job for job in remaining if _status_version(root / job.name) != before[job.name]]
         tries.update(job.name for job in tried)
         if not tried or (root / STOP).exists():
             return
@@ -157,16 +157,16 @@ def _do(todo: Sequence[Job], root: Path, retries: int, start: Callable[[Sequence
             if status.get("status") != "done" and not str(status.get("reason")).startswith("ConfigError"):
                 log.warning("%s: is tried again", job.label)
                 again.append(job)
-        left = [job for job in left if job not in tried or job in again]
+        remaining = [job for job in remaining if job not in tried or job in again]
 
 
 def _status_version(folder: Path) -> tuple[int, int] | None:
     """Return a value that changes whenever the status of a job is written."""
     try:
-        found = (folder / "status.json").stat()
+        file = (folder / "status.json").stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return file.st_ino, file.st_mtime_ns
 
 
 def _stop(locks: Sequence[Path]) -> None:

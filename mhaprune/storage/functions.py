@@ -52,8 +52,8 @@ def described(value: Any, seen: frozenset[int] = frozenset()) -> Any:
             named = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
             return [value.__qualname__, *each(value.__code__, value.__defaults__, value.__kwdefaults__, cells, named)]
         case type():
-            own = {name: part for name, part in vars(value).items() if not name.startswith("__") or name == "__call__"}
-            return [value.__qualname__, *each(*value.__bases__, own)]
+            body = {name: part for name, part in vars(value).items() if not name.startswith("__") or name == "__call__"}
+            return [value.__qualname__, *each(*value.__bases__, body)]
         case Mapping():
             return [type(value).__name__, *sorted(map(str, (each(*item) for item in value.items())))]
         case list() | tuple():

@@ -238,10 +238,21 @@ def test_inflection_is_real_and_splits_share_no_lemma() -> None:
     assert sum(map(len, lemmas)) == len(set.union(*lemmas))
 
 
-def test_inflection_without_its_table_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("read", "task", "package"), [(table, "inflection", "lemminflect"), (lexicon, "pronounce", "gruut-lang-en")]
+)
+def test_words_without_their_package_say_how_to_install_it(
+    read: Any, task: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"task=inflection: needs lemminflect, .* pip install -e '.\[inflection\]'"):
-        table.__wrapped__()
+    with pytest.raises(ValueError, match=rf"task={task}: needs {package}, .* pip install -e '.\[{task}\]'"):
+        read.__wrapped__()
+
+
+@pytest.mark.parametrize("task", [Inflection, Pronounce])
+def test_more_words_than_there_are_are_refused(task: Any) -> None:
+    with pytest.raises(ValueError, match="report=99999999: the splits need more than the"):
+        task(report=99999999).splits()
 
 
 def test_inflection_reads_the_table_without_importing_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,12 +322,3 @@ def test_an_alignment_of_another_pronunciation_is_not_used() -> None:
             letters, sounds = zip(*(part.split("}") for part in entry.spellings), strict=True)
             assert "".join(letters).replace("|", "") == word
             assert [sound for each in sounds for sound in each.split("|") if sound != "_"] == list(said[word])
-
-
-def test_pronounce_without_its_lexicon_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"task=pronounce: needs gruut-lang-en, .* pip install -e '.\[pronounce\]'"):
-        lexicon.__wrapped__()
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match="report=99999999: the splits need more than the"):
-        Pronounce(report=99999999).splits()

@@ -147,12 +147,12 @@ class Compare(HeadBudgets):
     def _contestants(self, study: Study, scoring: Scoring) -> dict[str, Choice]:
         """Return the choices of heads by name. A choice is named after its scorer or search, or `scorer + schedule` if
         an earlier schedule used the scorer too. The plans of a choice get its name as their `scorer`."""
-        budgets, found = self.removals(scoring.subject.grid), dict[str, Choice]()
+        budgets, contestants = self.removals(scoring.subject.grid), dict[str, Choice]()
         for how, schedule in track(study.schedules.items(), "schedule"):
             for choice in choices(scoring, study.scorers, schedule, budgets, how):
-                name = f"{choice.scorer} + {how}" if choice.scorer in found else choice.scorer
-                found[name] = choice._replace(plans=[plan._replace(scorer=name) for plan in choice.plans])
-        return found
+                name = f"{choice.scorer} + {how}" if choice.scorer in contestants else choice.scorer
+                contestants[name] = choice._replace(plans=[plan._replace(scorer=name) for plan in choice.plans])
+        return contestants
 
 
 def methods_table(compared: Mapping[str, Choice], regrets: Regrets, pruning: pd.DataFrame) -> pd.DataFrame:

@@ -119,15 +119,15 @@ def head_map(tables: Tables) -> Verdict:
     heads = looks[[*HEAD, "score", "name"]].assign(stays=~(looks["removed"] | looks["prunable"]))
     heads["undecided"] = heads["stays"] & ~matters
     heads["name"] = heads["name"].astype(object).fillna("").map(in_words).mask(looks["removed"], REMOVED)
-    there = looks[~looks["removed"]]
-    first, count = there.iloc[0], int(there["prunable"].sum())
-    title = f"None of {len(there)} heads costs next to nothing at 95 % confidence"
+    remaining = looks[~looks["removed"]]
+    first, count = remaining.iloc[0], int(remaining["prunable"].sum())
+    title = f"None of {len(remaining)} heads costs next to nothing at 95 % confidence"
     if count:
-        whole, left = first["open_quality"], first["without_prunable"]
-        some = f"Any one of {count} heads (of {len(there)})" if count > 1 else f"One head (of {len(there)})"
+        dense_quality, pruned_quality = first["open_quality"], first["without_prunable"]
+        some = f"Any one of {count} heads (of {len(remaining)})" if count > 1 else f"One head (of {len(remaining)})"
         all_of_them = f" with all {count} closed" if count > 1 else " then"
-        change = " as before" if share(whole) == share(left) else f", not {share(whole)}"
-        title = f"{some} can be closed at almost no cost;{all_of_them} {right(left, tables)}{change}"
+        change = " as before" if share(dense_quality) == share(pruned_quality) else f", not {share(dense_quality)}"
+        title = f"{some} can be closed at almost no cost;{all_of_them} {right(pruned_quality, tables)}{change}"
     within = f"{tolerance:g}{loss_suffix(tables)}"
     meaning = (
         f"Blue tiles are heads that cost more than {within} when they alone are closed; empty tiles are heads that cost"
@@ -258,14 +258,14 @@ def _name_tokens(axes: Axes, axis: Any, tokens: pd.Series, size: float, wanted: 
 def head_profiles(tables: Tables) -> Plot | None:
     """Draw how much more attention heads pay to the places of a pattern than a head that looks at all places equally: a
     panel per site, with the patterns that at least one of its heads follows; the heads that matter first."""
-    there = tables["looks"].query("not removed").sort_values("rank")
-    looks, patterns = there[:MOST_ROWS].sort_values("prunable", kind="stable"), tables["patterns"]
+    remaining = tables["looks"].query("not removed").sort_values("rank")
+    looks, patterns = remaining[:MOST_ROWS].sort_values("prunable", kind="stable"), tables["patterns"]
     beyond = patterns.assign(beyond=patterns["mass"] - patterns["chance"])
     panels: dict[str, tuple[pd.DataFrame, pd.DataFrame]] = {}
     for site, heads in looks.groupby("site", sort=False):
-        own = beyond[beyond["site"] == site]
-        shares = own.pivot_table(index=HEAD, columns="meaning", values="beyond")
-        shares = shares.reindex(pd.MultiIndex.from_frame(heads[HEAD]), columns=own["meaning"].unique())
+        of_site = beyond[beyond["site"] == site]
+        shares = of_site.pivot_table(index=HEAD, columns="meaning", values="beyond")
+        shares = shares.reindex(pd.MultiIndex.from_frame(heads[HEAD]), columns=of_site["meaning"].unique())
         shares = shares.loc[:, lambda each: each.max() >= CLEAR]
         if shares.shape[1]:
             panels[str(site)] = heads, shares
@@ -293,9 +293,9 @@ def head_profiles(tables: Tables) -> Plot | None:
     matter = looks[~looks["prunable"]]
     clear = int(matter["pattern"].fillna("").ne("").sum())
     title = f"{clear or 'None'} of the {len(matter)} heads that may matter follow{'s' * (clear == 1)} a clear pattern"
-    names = there.loc[there["pattern"].fillna("") != "", "name"].value_counts()
-    if len(names) and names.iloc[0] > len(there) / 2:  # most do the same, and that is the news
-        title = f"{names.iloc[0]} of {len(there)} heads look mostly at the {names.index[0]}"
+    names = remaining.loc[remaining["pattern"].fillna("") != "", "name"].value_counts()
+    if len(names) and names.iloc[0] > len(remaining) / 2:  # most do the same, and that is the news
+        title = f"{names.iloc[0]} of {len(remaining)} heads look mostly at the {names.index[0]}"
     figure.suptitle(wrapped(title, 0.9 * figure.get_figwidth()))
     left_out = [SITES.get(site, site) for site in looks["site"].unique() if site not in panels]
     caption = (
@@ -306,5 +306,5 @@ def head_profiles(tables: Tables) -> Plot | None:
         f" {bold(looks, loss_suffix(tables))}"
     )
     caption += f" Left out, because no head follows a pattern: {', '.join(left_out)}." if left_out else ""
-    caption += f" The {len(looks)} heads of {len(there)} that matter most." if len(looks) < len(there) else ""
+    caption += f" The {len(looks)} heads of {len(remaining)} that matter most." if len(looks) < len(remaining) else ""
     return Plot("patterns", caption, figure)

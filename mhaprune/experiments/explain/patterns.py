@@ -165,7 +165,7 @@ OF_ANY_SITE = {
 """The patterns of every site of a pretrained model, with their names in words."""
 
 
-class Observed(NamedTuple):
+class Observation(NamedTuple):
     """Tables of the places that the heads of a subject look at on a split.
 
     `patterns` has one row per head and pattern of its site. `mass` is the share of the head's attention that falls on
@@ -182,7 +182,7 @@ class Observed(NamedTuple):
 
 
 @torch.no_grad()
-def observe(subject: Subject, examples: Data, aligned: Callable[[Any], Tensor] | None = None) -> Observed:
+def observe(subject: Subject, examples: Data, aligned: Callable[[Any], Tensor] | None = None) -> Observation:
     """Return what heads look at. `aligned` returns, for a batch, the source symbols that each target symbol stands for,
     (B, T, S)."""
     masses: dict[tuple[Block, str], np.ndarray] = {}
@@ -215,7 +215,7 @@ def observe(subject: Subject, examples: Data, aligned: Callable[[Any], Tensor] |
         for site, layer, head, uneven in table[[*HEAD, "unevenness"]].itertuples(index=False)
     ]
     table["name"], table["pattern"] = zip(*names, strict=True)
-    return Observed(patterns, table)
+    return Observation(patterns, table)
 
 
 def _masses(seen: AttentionMap, view: View, there: Tensor) -> np.ndarray:

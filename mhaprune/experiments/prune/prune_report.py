@@ -13,7 +13,7 @@ from mhaprune.experiments.shift import shift_sentences
 from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
-from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, amount, needs, wrapped
+from mhaprune.reporting.plots import Plot, amount, needs, wrapped
 from mhaprune.reporting.sentences import as_fast, right, share
 from mhaprune.tables import (
     HEAD,
@@ -28,7 +28,7 @@ from mhaprune.tables import (
     timed_name,
 )
 
-CONTROL: Any = {"color": CONTROL_COLOUR, "linewidth": 4, "alpha": 0.45, "solid_capstyle": "round", "zorder": 1.5}
+CONTROL: Any = {"linewidth": 4, "alpha": 0.45, "solid_capstyle": "round", "zorder": 1.5}
 """The line style of the control: broad and behind the other curves, because they often coincide."""
 
 
@@ -132,10 +132,8 @@ def recovery_curves(tables: Tables) -> Plot:
     figure, grid = plots.panelled(len(ways), 3, size, (1.0, 1.3), *labels, sharex=True, sharey=True)
     for axes, way in zip(grid, ways, strict=True):
         for i, (name, drawn) in enumerate(control.groupby("recovery", sort=False)):
-            band = drawn.groupby("heads_removed")[QUALITY].agg(["min", "mean", "max"])
-            axes.fill_between(band.index, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
             look = CONTROL | {"linestyle": ("-", ":")[i % 2]}
-            axes.plot(band.index, band["mean"], label=f"{name} (mean and range)", **look)
+            plots.draw_band(axes, drawn, label=f"{name} (mean and range)", **look)
         for name, curve in recovered[recovered["way"] == way].groupby("recovery", sort=False):
             i = names.index(name)
             # A shift along x keeps coinciding curves apart.

@@ -64,8 +64,8 @@ def at_half(speed: pd.DataFrame) -> pd.DataFrame:
 
 def _with_half(row: pd.Series) -> str:
     """Return the share of heads that stay in words: "With half of the heads"."""
-    left, total = int(row["heads_total"] - row["heads_removed"]), int(row["heads_total"])
-    return f"With {'half of the' if 2 * left == total else f'{left} of {total}'} heads"
+    kept, total = int(row["heads_total"] - row["heads_removed"]), int(row["heads_total"])
+    return f"With {'half of the' if 2 * kept == total else f'{kept} of {total}'} heads"
 
 
 def _where(row: pd.Series) -> str:

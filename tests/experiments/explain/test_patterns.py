@@ -40,6 +40,9 @@ def _evenly_on(there_BTU: Tensor, allowed_BTU: Tensor) -> Tensor:
     return there_BTU.double() / there_BTU.sum(dim=2, keepdim=True).clamp(min=1)
 
 
+each_pattern = pytest.mark.parametrize(
+    ("site", "pattern"), [(site, pattern) for site, patterns in PATTERNS.items() for pattern in patterns]
+)
 BY_HAND: dict[Site, dict[str, set[tuple[int, int]]]] = {
     Site.ENCODER_SELF: {
         "i−2": {(2, 0), (3, 1)},
@@ -80,9 +83,7 @@ BY_HAND: dict[Site, dict[str, set[tuple[int, int]]]] = {
 """Of 3 1 3 -> 3 1 3: (query, key) where each pattern points to. The decoder reads begin 3 1 3 and writes 3 1 3 end."""
 
 
-@pytest.mark.parametrize(
-    ("site", "pattern"), [(site, pattern) for site, patterns in PATTERNS.items() for pattern in patterns]
-)
+@each_pattern
 def test_patterns_point_to_what_a_person_would_point_to(site: Site, pattern: str) -> None:
     """In a batch with a longer example, so that there is padding."""
     batch = TASK.encode([(["3", "1", "3"], ["3", "1", "3"]), (["0", "1", "2", "3", "4"], ["4", "3", "2", "1", "0"])])
@@ -111,9 +112,7 @@ def staring() -> tuple[pd.DataFrame, pd.DataFrame]:
     return observe(Staring(), TASK.splits().report)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("site", "pattern"), [(site, pattern) for site, patterns in PATTERNS.items() for pattern in patterns]
-)
+@each_pattern
 def test_a_head_that_stares_at_a_pattern_gives_it_all(
     staring: tuple[pd.DataFrame, pd.DataFrame], site: Site, pattern: str
 ) -> None:
