@@ -9,8 +9,8 @@ Dimensions: H = heads of a block.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from mhaprune.heads import Block, HeadGrid, HeadId, HeadMask
-from mhaprune.wrapping.blocks import UnitBlock, Unsupported
+from mhaprune.heads import BlockId, HeadGrid, HeadId, HeadMask
+from mhaprune.wrapping.blocks import Block, Unsupported
 
 COUNTED = {
     "head": "heads",
@@ -21,7 +21,7 @@ COUNTED = {
 """The word for several units of each kind."""
 
 
-def sets_of(block: UnitBlock, unit: str) -> list[list[int]]:
+def sets_of(block: Block, unit: str) -> list[list[int]]:
     """Return the heads of each set of a block, by their positions in the block. Raises `Unsupported` for sets of
     different sizes."""
     if unit == "block":
@@ -33,7 +33,7 @@ def sets_of(block: UnitBlock, unit: str) -> list[list[int]]:
     return sets
 
 
-def wide(block: UnitBlock, sets: Sequence[Sequence[int]]) -> UnitBlock:
+def wide(block: Block, sets: Sequence[Sequence[int]]) -> Block:
     """Return the block with each of these sets of heads as one wide head, which has the name of the first."""
     return replace(
         block,
@@ -43,12 +43,12 @@ def wide(block: UnitBlock, sets: Sequence[Sequence[int]]) -> UnitBlock:
     )
 
 
-def calls_of(blocks: Mapping[Block, UnitBlock]) -> Iterator[tuple[Block, UnitBlock]]:
+def calls_of(blocks: Mapping[BlockId, Block]) -> Iterator[tuple[BlockId, Block]]:
     """Yield a block for each call of a layer, with its name."""
     for name, block in blocks.items():
         for call in range(block.calls):
             yield (
-                (Block(f"{name.site}@{call}", name.layer), replace(block, call=call))
+                (BlockId(f"{name.site}@{call}", name.layer), replace(block, call=call))
                 if block.calls > 1
                 else (
                     name,
