@@ -22,6 +22,7 @@ from mhaprune.front.heads import Heads, wrap
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.measure.outcomes import all_open, measure, measure_masks, output_difference
 from mhaprune.wrapping.saving import load_folder, make_plain
+from support.attention import close_by_hooks
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -112,11 +113,7 @@ def test_removed_is_masked_by_hooks_of_ones_own_and_a_folder_brings_it_back(name
     gone = {0: [0], 1: [1, 2, 3]}
     small: Any = heads.prune(mask=gone)
     removed = small(**batch).logits
-    for n, block in enumerate(heads.subject.blocks):
-        zero = [column for head in gone[n] for column in range(head * 8, head * 8 + 8)]
-        model.get_submodule(block.out).register_forward_pre_hook(
-            lambda module, inputs, zero=zero: (inputs[0].index_fill(-1, torch.tensor(zero), 0.0), *inputs[1:])
-        )
+    close_by_hooks([model.get_submodule(block.out) for block in heads.subject.blocks], 8, gone)
     masked = model(**batch).logits
     torch.testing.assert_close(removed, masked, rtol=1e-4, atol=1e-4 * float(masked.abs().max()))
     how: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "input_ids": batch["input_ids"][1:]}

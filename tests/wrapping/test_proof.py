@@ -314,9 +314,9 @@ class Windows(Classifier):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         x = self.embedding(input_ids)
-        for attention in self.attention:
+        for layer in self.attention:
             rows = x.reshape(-1, 2, x.shape[-1])
-            x = x + attention(rows, rows, rows)[0].reshape(x.shape)
+            x = x + layer(rows, rows, rows)[0].reshape(x.shape)
         return {"logits": self.output(x.mean(dim=1))}
 
 
