@@ -144,11 +144,9 @@ def test_distillation_asks_for_what_the_dense_model_says(kind: type[Classifier])
 def test_a_layer_without_heads_stays_silent(name: str) -> None:
     """A head had to stay in its weights. Neither a refit nor a training may listen to it."""
     pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
-    from tiny_families import FAMILIES, batch_of, make, size_of_output
+    from tiny_families import heads_of
 
-    family = FAMILIES[name]
-    batch = batch_of(family)
-    found = wrap(make(family, "sdpa"), size_of_output, score=[batch], choose=[batch], report=[batch])
+    found = heads_of(name)
     block = found.grid.blocks[0]
     mask = HeadMask(found.grid, frozenset(head for head in found.grid if head.block == block))
     model = found.without(mask, refit=True)

@@ -2,8 +2,6 @@
 
 import copy
 import io
-import subprocess
-import sys
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 
 import mhaprune
 from mhaprune.wrapping.torch_nn import converted
-from support.attention import WIDTH, Attention, Stack, X, square, wrapped
+from support.attention import WIDTH, Attention, Stack, X, pruned, square, wrapped
 
 
 def own(seed: int = 0) -> Any:
@@ -136,12 +134,10 @@ def test_a_silent_head_stays_silent_in_any_training(way: str, tmp_path: Path) ->
 
 @pytest.fixture
 def llama() -> Any:
-    transformers = pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
-    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(vocab_size=11, intermediate_size=16, **sizes, initializer_range=0.2)
-    ).eval()
+    pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+    from tiny_families import FAMILIES, make
+
+    return make(FAMILIES["llama"])
 
 
 IDS = torch.arange(24).reshape(2, 12) % 11
@@ -166,9 +162,7 @@ def test_an_attention_function_of_the_users_is_kept(llama: Any) -> None:
     AttentionMaskInterface.register("mine", sdpa_mask)
     llama.set_attn_implementation("mine")
     heads = of_text(llama)
-    small = heads.prune(mask=UNEVEN)
-    with torch.no_grad(), heads.closed(UNEVEN) as closed:
-        assert torch.allclose(closed(IDS).logits, small(IDS).logits, atol=1e-6)
+    small = pruned(heads, UNEVEN, IDS)
     before = small(IDS).logits
     small.set_attn_implementation("sdpa")
     assert not torch.allclose(small(IDS).logits, before, atol=1e-6)
@@ -188,18 +182,4 @@ def test_a_forward_of_the_users_is_kept() -> None:
 
     for layer in model.transformer.h:
         layer.self_attention.forward = MethodType(mine, layer.self_attention)
-    heads = of_text(model)
-    small = heads.prune(mask=UNEVEN)
-    with torch.no_grad(), heads.closed(UNEVEN) as closed:
-        assert torch.allclose(closed(IDS).logits, small(IDS).logits, atol=1e-6)
-
-
-def test_a_pickled_model_is_read_by_a_new_process(llama: Any, tmp_path: Path) -> None:
-    small = of_text(llama).prune(mask=UNEVEN)
-    torch.save((small, IDS, small(IDS).logits), tmp_path / "small.pt")
-    code = f"""
-import mhaprune, torch
-small, ids, said = torch.load({str(tmp_path / "small.pt")!r}, weights_only=False)
-assert torch.equal(small(ids).logits, said)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
+    pruned(of_text(model), UNEVEN, IDS)
