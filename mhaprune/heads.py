@@ -35,7 +35,7 @@ def block_label(site: str, layer: int) -> str:
     return f"{SITES.get(site, site)} {layer}"
 
 
-class Block(NamedTuple):
+class BlockId(NamedTuple):
     """One attention layer: a site and its number in the stack."""
 
     site: str
@@ -58,8 +58,8 @@ class HeadId(NamedTuple):
     head: int
 
     @property
-    def block(self) -> Block:
-        return Block(self.site, self.layer)
+    def block(self) -> BlockId:
+        return BlockId(self.site, self.layer)
 
     @property
     def label(self) -> str:
@@ -94,7 +94,7 @@ class HeadGrid:
     Blocks may have different numbers of heads, and a block may have none, because a removal can take any heads.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockId, ...]
     heads: tuple[HeadId, ...]
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class HeadGrid:
             raise ValueError("heads: must be distinct and stand block by block, in the order of blocks")
 
     @classmethod
-    def full(cls, blocks: Iterable[Block], num_heads: int) -> HeadGrid:
+    def full(cls, blocks: Iterable[BlockId], num_heads: int) -> HeadGrid:
         """Return the grid of an unpruned model: `num_heads` heads in each block."""
         blocks = tuple(blocks)
         return cls(blocks, tuple(HeadId(*block, head) for block in blocks for head in range(num_heads)))
@@ -135,12 +135,12 @@ class HeadGrid:
             raise ValueError(f"head={head}: no such head, the model has {', '.join(map(str, self)) or 'none'}")
         return self._position[head]
 
-    def positions(self, block: Block) -> range:
+    def positions(self, block: BlockId) -> range:
         """The positions on N of the heads of a block."""
         start = sum(self.sizes[: self.blocks.index(block)])
         return range(start, start + self.sizes[self.blocks.index(block)])
 
-    def split(self, values_N: Tensor) -> dict[Block, Tensor]:
+    def split(self, values_N: Tensor) -> dict[BlockId, Tensor]:
         """Cut the last axis of a (..., N) tensor into one (..., H) piece per block."""
         if values_N.shape[-1] != len(self):
             raise ValueError(f"gates of shape {tuple(values_N.shape)}: the last axis must hold all {len(self)} heads")
@@ -171,7 +171,7 @@ class HeadMask:
         """Return this mask with more heads removed. A head is a `HeadId` or its name as a text. Raises ValueError for a
         head that is not on the grid.
 
-        >>> HeadMask(HeadGrid.full([Block("cross", 0)], 2)).without("cross.0.1").kept
+        >>> HeadMask(HeadGrid.full([BlockId("cross", 0)], 2)).without("cross.0.1").kept
         (HeadId(site='cross', layer=0, head=0),)
         """
         return HeadMask(self.grid, self.removed | {HeadId.parse(h) if isinstance(h, str) else h for h in heads})

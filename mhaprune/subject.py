@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mhaprune.data import PAD
-from mhaprune.heads import Block, HeadGrid, HeadMask
+from mhaprune.heads import BlockId, HeadGrid, HeadMask
 
 
 class Outcome(Protocol):
@@ -90,14 +90,14 @@ class LastMap(NamedTuple):
     the sublayer, (tokens, D). W is 0 for a block without heads."""
 
 
-Gates = Tensor | Mapping[Block, Tensor]
+Gates = Tensor | Mapping[BlockId, Tensor]
 """Gates of all heads, (N,) or (B, N), in the order of the grid; or, by block, a gate for every head and token, (B, H,
 T). 1 is open, 0 is closed."""
 
 Batch = Any
 """Some of the examples, in the type of `Data` that the model reads: `Examples` for our own model."""
 
-Fallback = Mapping[Block, Tensor]
+Fallback = Mapping[BlockId, Tensor]
 """The replacement for the output of closed heads: for each block a tensor that broadcasts to (B, H, T, K)."""
 
 
@@ -136,28 +136,28 @@ class Subject(Protocol):
         to rounding, but faster."""
         ...
 
-    def queries(self, batch: Batch) -> dict[Block, Tensor]:
+    def queries(self, batch: Batch) -> dict[BlockId, Tensor]:
         """Return for each block, in the order of `grid`, a mask (B, T) of the positions that its heads write to: False
         on padding."""
         ...
 
-    def unread(self) -> Collection[Block]:
+    def unread(self) -> Collection[BlockId]:
         """Return the blocks that cannot change the output of the model: closing their heads must change nothing."""
         ...
 
-    def head_outputs(self, batch: Batch) -> dict[Block, Tensor]:
+    def head_outputs(self, batch: Batch) -> dict[BlockId, Tensor]:
         """Return the output of every head with all gates open, before gate and W_O: (B, H, T, K) for each block."""
         ...
 
-    def attention_maps(self, batch: Batch) -> dict[Block, AttentionMap]:
+    def attention_maps(self, batch: Batch) -> dict[BlockId, AttentionMap]:
         """Return the attention weights with all gates open, block by block in the order of `grid`."""
         ...
 
-    def output_weights(self) -> dict[Block, Tensor]:
+    def output_weights(self) -> dict[BlockId, Tensor]:
         """Return O_n of each block, (H, K, D), in the order of `grid`: the slice of W_O that reads a head."""
         ...
 
-    def value_weights(self) -> dict[Block, Tensor]:
+    def value_weights(self) -> dict[BlockId, Tensor]:
         """Return, for each block, the rows of W_V that make the values of each head, (H, K, width of the input of W_V).
 
         Blocks and heads are in the order of `grid`.

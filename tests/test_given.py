@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from mhaprune.front.given import MOST_BYTES, mask_of
-from mhaprune.heads import Block, HeadGrid
+from mhaprune.heads import BlockId, HeadGrid
 
 
 @pytest.fixture
 def grid() -> HeadGrid:
-    return HeadGrid.full([Block("encoder_self", 0)], 2)
+    return HeadGrid.full([BlockId("encoder_self", 0)], 2)
 
 
 def test_a_mask_is_read_from_a_file_of_a_megabyte_at_most(grid: HeadGrid, tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mhaprune.data import EOS, PAD, Examples, Vocabulary, pad
-from mhaprune.heads import Block, HeadGrid, HeadId, HeadMask, Site
+from mhaprune.heads import BlockId, HeadGrid, HeadId, HeadMask, Site
 
-GRID = HeadGrid.full([Block(Site.ENCODER_SELF, 0), Block(Site.CROSS, 0)], 3)
+GRID = HeadGrid.full([BlockId(Site.ENCODER_SELF, 0), BlockId(Site.CROSS, 0)], 3)
 
 
 @given(st.sampled_from(Site), st.integers(0, 99), st.integers(0, 99))
@@ -29,8 +29,8 @@ def test_names_stay_when_others_go_and_split_cuts_the_last_axis_block_by_block()
     assert [head.head for head in ragged] == [0, 2, 0, 1, 2]
     assert [ragged.index(head) for head in ragged] == list(range(5))
     pieces = ragged.split(torch.arange(10).view(2, 5))
-    assert pieces[Block(Site.ENCODER_SELF, 0)].tolist() == [[0, 1], [5, 6]]
-    assert pieces[Block(Site.CROSS, 0)].tolist() == [[2, 3, 4], [7, 8, 9]]
+    assert pieces[BlockId(Site.ENCODER_SELF, 0)].tolist() == [[0, 1], [5, 6]]
+    assert pieces[BlockId(Site.CROSS, 0)].tolist() == [[2, 3, 4], [7, 8, 9]]
     with pytest.raises(ValueError, match="must hold all 5 heads"):
         ragged.split(torch.ones(6))
 

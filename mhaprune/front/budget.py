@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from torch import Tensor
 
 from mhaprune.front.given import least_of, named_scorers, scores_of
-from mhaprune.heads import Block, HeadMask
+from mhaprune.heads import BlockId, HeadMask
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.schedules.base import Schedule, Stepwise
 from mhaprune.schedules.iterative import Iterative
@@ -85,7 +85,7 @@ class Budget(Checked):
         if self.divisible_by > 1 and not self.even:
             raise ValueError(f"divisible_by={self.divisible_by}: needs even=True")
 
-    def kept(self, heads: Any, least: Mapping[Block, int]) -> int:
+    def kept(self, heads: Any, least: Mapping[BlockId, int]) -> int:
         """Return the number of heads that stay. Raises ValueError for a number that is not possible."""
         if isinstance(self.even, dict):
             return sum(least.values())
@@ -196,7 +196,7 @@ def _way(heads: Any, budget: Budget, by: By, schedule: str | Schedule | None) ->
     return named_scorers(heads.subject, [by if isinstance(by, str) else scorer]), given
 
 
-def sparing(heads: Any, schedule: Schedule, least: Mapping[Block, int]) -> Schedule:
+def sparing(heads: Any, schedule: Schedule, least: Mapping[BlockId, int]) -> Schedule:
     """Return the schedule so that it keeps the heads that cannot be removed. `least` are numbers to keep by block.
     Raises `Unsupported` for a schedule that cannot."""
     stuck = heads.proven.stuck

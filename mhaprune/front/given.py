@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data, Splits
-from mhaprune.heads import Block, HeadGrid, HeadId, HeadMask
+from mhaprune.heads import BlockId, HeadGrid, HeadId, HeadMask
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.scoring import naming, settings_text
 from mhaprune.settings.options import option
@@ -67,7 +67,7 @@ def _by_layer(given: Mapping[Any, Any], grid: HeadGrid) -> list[HeadId]:
     return heads
 
 
-def least_of(given: Mapping[Any, Any], grid: HeadGrid, divisible_by: int = 1) -> dict[Block, int]:
+def least_of(given: Mapping[Any, Any], grid: HeadGrid, divisible_by: int = 1) -> dict[BlockId, int]:
     """Return how many heads each block keeps, from numbers by layer, `{0: 2, "cross.1": 4}`; blocks that are not named
     keep all. Raises ValueError, one line, for a number that the block does not have."""
     least = dict(zip(grid.blocks, grid.sizes, strict=True))
@@ -82,7 +82,7 @@ def least_of(given: Mapping[Any, Any], grid: HeadGrid, divisible_by: int = 1) ->
     return least
 
 
-def _block(key: str, layer: Any, grid: HeadGrid) -> Block:
+def _block(key: str, layer: Any, grid: HeadGrid) -> BlockId:
     """Return the block that a number or a name means; `key` begins the error message."""
     blocks = [block for block in grid.blocks if str(layer) in (str(block), str(block.layer))]
     if len(blocks) != 1:

@@ -34,7 +34,7 @@ from mhaprune.settings.ranges import Ge, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.tables import MOMENTS, USUAL
 from mhaprune.wrapping.block_proof import BlockProof
-from mhaprune.wrapping.blocks import AttentionBlock, UnitBlock, Unsupported
+from mhaprune.wrapping.blocks import AttentionBlock, Block, Unsupported
 from mhaprune.wrapping.losses import Judge
 from mhaprune.wrapping.replay import eager
 from mhaprune.wrapping.saving import make_plain
@@ -61,7 +61,7 @@ def wrap(
     train: Any = None,
     shift: dict[str, Any] | None = None,
     quality: Judge | None = None,
-    blocks: Sequence[AttentionBlock | UnitBlock] | None = None,
+    blocks: Sequence[AttentionBlock | Block] | None = None,
     call: Callable[[nn.Module, Any], Any] | None = None,
     seed: Annotated[int, Within(0, 2**32 - 1)] = 0,
     prove: Literal["blocks", "whole", "none"] = "blocks",

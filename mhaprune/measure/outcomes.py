@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.data import Data
-from mhaprune.heads import Block, HeadMask
+from mhaprune.heads import BlockId, HeadMask
 from mhaprune.progress import track
 from mhaprune.subject import Batch, DecodesGreedily, Evaluated, Fallback, Outcome, Subject
 
@@ -166,10 +166,10 @@ def head_norms(subject: Subject, batch: Batch) -> list[tuple[Tensor, Tensor]]:
 
 
 @torch.no_grad()
-def mean_outputs(subject: Subject, examples: Data, batch_size: int = BATCH_SIZE) -> dict[Block, Tensor]:
+def mean_outputs(subject: Subject, examples: Data, batch_size: int = BATCH_SIZE) -> dict[BlockId, Tensor]:
     """Return each head's mean output before gate and W_O over all real tokens of a split: (H, 1, K) per block."""
-    sums: dict[Block, Tensor] = {}
-    tokens: dict[Block, Tensor] = {}
+    sums: dict[BlockId, Tensor] = {}
+    tokens: dict[BlockId, Tensor] = {}
     for batch in examples.batches(batch_size):
         valid_BT, outputs = subject.queries(batch), subject.head_outputs(batch)
         for block, context_BHTK in outputs.items():

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mhaprune.attention.gates import GateConfig
 from mhaprune.attention.layer import MultiHeadAttention, Projection, padding_bias, project_together
 from mhaprune.data import PAD
-from mhaprune.heads import Block, HeadGrid, Site
+from mhaprune.heads import BlockId, HeadGrid, Site
 from mhaprune.settings.ranges import Checked, Ge, Lt, Within
 
 
@@ -53,14 +53,14 @@ class Transformer(Checked):
             raise ValueError(f"num_heads={self.num_heads}: must divide d_model={self.d_model}, so one of {allowed}")
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[BlockId, ...]:
         """The attention blocks, in the order of the grid."""
         layers = {
             Site.ENCODER_SELF: self.num_encoder_layers,
             Site.DECODER_SELF: self.num_decoder_layers,
             Site.CROSS: self.num_decoder_layers,
         }
-        return tuple(Block(site, layer) for site, count in layers.items() for layer in range(count))
+        return tuple(BlockId(site, layer) for site, count in layers.items() for layer in range(count))
 
     def bytes_to_train(self, vocabulary_size: int) -> int:
         """Estimate the memory for weights, gradients and both moments of the optimiser, in float32."""
@@ -93,7 +93,7 @@ class AttentionSublayer(nn.Module):
     """
 
     def __init__(
-        self, block: Block, d_model: int, num_heads: int, head_dim: int, dropout: float, gate: GateConfig | None
+        self, block: BlockId, d_model: int, num_heads: int, head_dim: int, dropout: float, gate: GateConfig | None
     ) -> None:
         super().__init__()
         self.block = block
@@ -230,7 +230,7 @@ class EncoderDecoder(nn.Module):
         heads = dict(zip(grid.blocks, grid.sizes, strict=True))
 
         def attention(site: Site, layer: int) -> AttentionSublayer:
-            block = Block(site, layer)
+            block = BlockId(site, layer)
             return AttentionSublayer(block, d_model, heads[block], config.width_per_head, dropout, gate)
 
         def feed_forward() -> FeedForward:
@@ -264,7 +264,7 @@ class EncoderDecoder(nn.Module):
             x_BTD = layer(x_BTD, memory, bias)
         return self.output(self.decoder_norm(x_BTD))
 
-    def attention_sublayers(self) -> dict[Block, AttentionSublayer]:
+    def attention_sublayers(self) -> dict[BlockId, AttentionSublayer]:
         """Every attention block by its name, in the order of the grid."""
         sublayers = [layer.self_attention for layer in self.encoder]
         sublayers += [layer.self_attention for layer in self.decoder]

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from mhaprune.attention.gates import GateConfig
 from mhaprune.data import EOS, PAD, Examples, shift_right
-from mhaprune.heads import Block, HeadGrid, Site
+from mhaprune.heads import BlockId, HeadGrid, Site
 from mhaprune.measure.outcomes import BATCH_SIZE, measure
 from mhaprune.model.decoding import Step, attention_step, decode_greedily
 from mhaprune.model.network import EncoderDecoder, Transformer
 from mhaprune.subject import AnswerOutcome, Outcome
-from mhaprune.wrapping.blocks import UnitBlock, block_of
+from mhaprune.wrapping.blocks import Block, block_of
 from mhaprune.wrapping.gated import GatedModel
 
 
@@ -37,7 +37,7 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         self.names, self.whole = grid.blocks, grid
 
     @cached_property
-    def blocks(self) -> tuple[UnitBlock, ...]:  # type: ignore[override]
+    def blocks(self) -> tuple[Block, ...]:  # type: ignore[override]
         """The descriptions of the attention blocks of the network as it was built. They are made at the first use."""
         paths = {module: path for path, module in self.named_modules()}
         sublayers = self.attention_sublayers()
@@ -54,7 +54,7 @@ class Seq2Seq(EncoderDecoder, GatedModel):
     def module(self) -> nn.Module:
         return self
 
-    def with_module(self, module: Self, blocks: Sequence[UnitBlock]) -> Self:
+    def with_module(self, module: Self, blocks: Sequence[Block]) -> Self:
         module.blocks = tuple(blocks)
         for remembered in ("grid", "by_name"):
             module.__dict__.pop(remembered, None)
@@ -74,16 +74,16 @@ class Seq2Seq(EncoderDecoder, GatedModel):
     def real(self, batch: Examples, path: str, length: int) -> Tensor:
         return (batch.source if path.startswith("encoder.") else batch.target) != PAD
 
-    def queries(self, batch: Examples) -> dict[Block, Tensor]:
+    def queries(self, batch: Examples) -> dict[BlockId, Tensor]:
         return {name: self.real(batch, block.path, 0) for name, block in self.by_name.items()}
 
-    def mapped(self, batch: Examples, block: Block, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    def mapped(self, batch: Examples, block: BlockId, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         # At a position, the decoder reads BOS or the token before it: never the end of sequence, except on padding.
         source_BS, target_BT = (batch.source != PAD) & (batch.source != EOS), batch.target != PAD
         queries_BT = source_BS if block.site == Site.ENCODER_SELF else target_BT
         return queries_BT, target_BT if block.site == Site.DECODER_SELF else source_BS
 
-    def unread(self) -> list[Block]:
+    def unread(self) -> list[BlockId]:
         """Return the blocks of the encoder if no cross-attention has a head left; else none."""
         if any(self.by_name[name].heads for name in self.names if name.site == Site.CROSS):
             return []

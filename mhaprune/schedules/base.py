@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from mhaprune.heads import Block, HeadGrid, HeadId, HeadMask
+from mhaprune.heads import BlockId, HeadGrid, HeadId, HeadMask
 from mhaprune.progress import track
 from mhaprune.settings.ranges import Checked, Ge
 from mhaprune.subject import Subject
@@ -93,7 +93,7 @@ class Schedule(Checked, ABC):
         """Return one mask per budget, the cost of the heads to remove from the subject: see `Evidence.cost`."""
 
 
-def all_but(keep_at_least: int | Mapping[Block, int], grid: HeadGrid) -> HeadMask:
+def all_but(keep_at_least: int | Mapping[BlockId, int], grid: HeadGrid) -> HeadMask:
     """Return the mask that keeps this number of heads in every block; smaller blocks keep all their heads."""
     left = Counter(head.block for head in grid)
     removed = set()
@@ -104,7 +104,7 @@ def all_but(keep_at_least: int | Mapping[Block, int], grid: HeadGrid) -> HeadMas
     return HeadMask(grid, frozenset(removed))
 
 
-def least_in(block: Block, keep_at_least: int | Mapping[Block, int]) -> int:
+def least_in(block: BlockId, keep_at_least: int | Mapping[BlockId, int]) -> int:
     """Return the number of heads that must stay in a block."""
     return keep_at_least if isinstance(keep_at_least, int) else keep_at_least[block]
 
@@ -116,7 +116,7 @@ class Stepwise(Schedule):
     scope: Literal["global", "per_block"] = "global"
     """The heads that compete for removal: all heads of the model, or only heads in the blocks that have the largest
     share of their heads left."""
-    keep_at_least: Annotated[int, Ge(0)] | dict[Block, int] = 0
+    keep_at_least: Annotated[int, Ge(0)] | dict[BlockId, int] = 0
     """Number of heads that stay in every block; in Python also the numbers by block."""
 
     @abstractmethod
@@ -152,7 +152,7 @@ class Stepwise(Schedule):
         cost, left = evidence.costs(), Counter(head.block for head in mask.kept)
         ordered = sorted(mask.kept, key=lambda head: score[head] / cost[head])
         place = {head: n for n, head in enumerate(ordered)}
-        queues: dict[Block, list[HeadId]] = {block: [] for block in left}
+        queues: dict[BlockId, list[HeadId]] = {block: [] for block in left}
         for head in reversed(ordered):  # so that the next one of a block is its last
             queues[head.block].append(head)
         whole = evidence.whole or mask.grid

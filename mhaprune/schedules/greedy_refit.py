@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from mhaprune.heads import Block, HeadId, HeadMask
+from mhaprune.heads import BlockId, HeadId, HeadMask
 from mhaprune.schedules.base import Evidence, Stepwise
 from mhaprune.settings.ranges import Ge
 
@@ -40,7 +40,7 @@ class GreedyRefit(Stepwise):
         while candidates := self.removable(evidence, mask):
             left = refits.without(mask) if mask.removed else evidence.subject
             errors = dict(zip(mask.kept, refits.errors(left).tolist(), strict=True))
-            by_block: dict[Block, list[HeadId]] = defaultdict(list)
+            by_block: dict[BlockId, list[HeadId]] = defaultdict(list)
             for head in sorted(candidates, key=errors.__getitem__):
                 by_block[head.block].append(head)
             proposals = [head for heads in by_block.values() for head in heads[: self.proposed]]

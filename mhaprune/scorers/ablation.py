@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.heads import Block
+from mhaprune.heads import BlockId
 from mhaprune.measure.outcomes import Replacement, all_open, mean_outputs, measure_masks
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.prediction import PASSES, Prediction
@@ -77,10 +77,10 @@ def resample(examples: Data, seed: int) -> Replacement:
     return replacement
 
 
-def repeated(subject: Subject, donors: Batch, lengths: Mapping[Block, int]) -> dict[Block, Tensor]:
+def repeated(subject: Subject, donors: Batch, lengths: Mapping[BlockId, int]) -> dict[BlockId, Tensor]:
     """Return the outputs of the heads on these examples, (B, H, T, K) with T as given for each block. A place without a
     token holds the output at the last token before it, or at the first one."""
-    valid, found = subject.queries(donors), dict[Block, Tensor]()
+    valid, found = subject.queries(donors), dict[BlockId, Tensor]()
     for block, context_BHUK in subject.head_outputs(donors).items():
         places_U = torch.arange(context_BHUK.shape[2], device=context_BHUK.device)
         first_B1 = valid[block].int().argmax(dim=1, keepdim=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.heads import Block
+from mhaprune.heads import BlockId
 from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.subject import Subject
 
@@ -27,9 +27,9 @@ EPSILON = 1e-12
 class Prediction:
     """A linear prediction of each head's output from the other heads of its block."""
 
-    means: Mapping[Block, Tensor]
+    means: Mapping[BlockId, Tensor]
     """(W,): the mean outputs of all heads, side by side."""
-    maps: Mapping[Block, Tensor]
+    maps: Mapping[BlockId, Tensor]
     """(H, W, K): for each head, the linear map from the outputs of all heads, minus their means, to the part of this
     head that is not predicted."""
 
@@ -42,7 +42,7 @@ class Prediction:
         come from P (W, W), the inverse of its regularised covariance. With the centred outputs A (X, W), the residual
         of head n is A P_n (P_nn)⁻¹: P_n are the K columns of P for head n, P_nn is its (K, K) block.
         """
-        sums: dict[Block, Tensor] = {}
+        sums: dict[BlockId, Tensor] = {}
         for batch in examples.batches(BATCH_SIZE):
             valid = subject.queries(batch)
             for block, context_BHTK in subject.head_outputs(batch).items():
@@ -64,7 +64,7 @@ class Prediction:
             maps[block] = inverse_WHK.transpose(0, 1) @ torch.linalg.inv(own_HKK)
         return cls(means, maps)
 
-    def missed(self, outputs: Mapping[Block, Tensor]) -> dict[Block, Tensor]:
+    def missed(self, outputs: Mapping[BlockId, Tensor]) -> dict[BlockId, Tensor]:
         """Return, for each block, the part of the outputs (B, H, T, K) of its heads that is not predicted."""
         return {
             block: (

@@ -19,7 +19,7 @@ from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.data import Data
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import MAX_DIFFERENCE
-from mhaprune.wrapping.blocks import UnitBlock, Unsupported, shared_words
+from mhaprune.wrapping.blocks import Block, Unsupported, shared_words
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.gating import hooked
 from mhaprune.wrapping.removal import as_double, in_double
@@ -115,7 +115,7 @@ class BlockProof:
             return gross
         return largest(differences)
 
-    def _difference(self, smaller: GatedModel, gates_N: Tensor, block: UnitBlock, number: int, ends: bool) -> float:
+    def _difference(self, smaller: GatedModel, gates_N: Tensor, block: Block, number: int, ends: bool) -> float:
         """Compare the smallest module that holds a block, on the batch with this number.
 
         If it does not run or if it differs, its inputs may depend on the heads, as keys that are made outside of it.
@@ -199,7 +199,7 @@ def largest(differences: Sequence[float]) -> float:
     return float(torch.tensor(differences, dtype=torch.double).max())
 
 
-def _above(block: UnitBlock) -> list[str]:
+def _above(block: Block) -> list[str]:
     """Return the paths of the modules that hold a block and its W_O, the smallest first; "" is the model."""
     shared = block.out.split(".")[: shared_words(block.path, block.out)]
     return [".".join(shared[:length]) for length in range(len(shared), -1, -1)]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.heads import Block, HeadGrid, HeadId
+from mhaprune.heads import BlockId, HeadGrid, HeadId
 from mhaprune.wrapping.replay import is_linear
 
 ROLES = ("query", "key", "value")
@@ -74,7 +74,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class UnitBlock:
+class Block:
     """Units that one linear map reads: unit n is the columns `columns[n]` of the map `out`.
 
     A unit is anything that can be gated and removed, such as a head. A hook on `out` gates the units and captures their
@@ -177,7 +177,7 @@ class UnitBlock:
     def __hash__(self) -> int:
         return hash((self.path, self.out, self.columns, self.names))
 
-    def __deepcopy__(self, memo: object) -> UnitBlock:
+    def __deepcopy__(self, memo: object) -> Block:
         return self  # it never changes
 
 
@@ -214,7 +214,7 @@ class AttentionBlock:
     need not be given. `config.NAME` is for a layer that reads its sizes from its config, `..NAME` for an attribute of
     the module around it."""
 
-    def completed(self, model: nn.Module) -> UnitBlock:
+    def completed(self, model: nn.Module) -> Block:
         """Return the block with all that is read from the model. Raises `Unsupported` if the attention module in the
         model does not fit the given fields."""
         width = weight_of(self._module(model, self.out)).shape[1]
@@ -238,7 +238,7 @@ class AttentionBlock:
                 of = tuple(n * len(by_head) // self.heads for n in range(self.heads))
                 made_by.append(Source(Rows(self._full(model, path), by_head), of, role))
         missing = [role for role in ROLES if role not in {source.role for source in made_by}]
-        return UnitBlock(
+        return Block(
             self.path,
             self._full(model, self.out),
             neighbours(width, self.heads),
@@ -263,13 +263,13 @@ class AttentionBlock:
         return module
 
 
-def block_of(layer: MultiHeadAttention, path: str, called: str | None = None, **facts: Any) -> UnitBlock:
+def block_of(layer: MultiHeadAttention, path: str, called: str | None = None, **facts: Any) -> Block:
     """Return the block that describes the `MultiHeadAttention` at `path`. `called` is the path of the module whose call
     computes the attention. By default it is `path` too."""
     H, columns = layer.num_heads, neighbours(layer.num_heads * layer.head_dim, layer.num_heads)
     made_by = tuple(Source(Rows(f"{path}.{role[0]}_proj", columns), tuple(range(H)), role) for role in ROLES)
     facts = {"names": tuple(range(H)), **facts}
-    return UnitBlock(called or path, f"{path}.out_proj", columns, made_by, **facts)
+    return Block(called or path, f"{path}.out_proj", columns, made_by, **facts)
 
 
 def neighbours(width: int, heads: int) -> tuple[tuple[int, ...], ...]:
@@ -296,7 +296,7 @@ def weight_of(module: nn.Module) -> Tensor:
     return weight if isinstance(module, nn.Linear) else weight.mT
 
 
-def name_blocks(paths: Sequence[str]) -> list[Block]:
+def name_blocks(paths: Sequence[str]) -> list[BlockId]:
     """Name attention modules: return a site and a layer for each of these paths.
 
     The site is the words of the path, without numbers and without the words that all paths share. The layer is the
@@ -305,7 +305,7 @@ def name_blocks(paths: Sequence[str]) -> list[Block]:
     """
     split = [path.split(".") if path else [] for path in paths]
     sites = _sites([[part for part in parts if not part.isdecimal()] for parts in split])
-    blocks: list[Block] = []
+    blocks: list[BlockId] = []
     for site, parts in zip(sites, split, strict=True):
         rivals = [other for other, of in zip(split, sites, strict=True) if of == site]
         numbers = [[int(part) for part in other if part.isdecimal()] for other in rivals]
@@ -314,7 +314,7 @@ def name_blocks(paths: Sequence[str]) -> list[Block]:
             layer = [int(part) for part in parts if part.isdecimal()][varying[0]]
         else:
             layer = sum(block.site == site for block in blocks)
-        blocks.append(Block(site, layer))
+        blocks.append(BlockId(site, layer))
     return blocks
 
 
@@ -330,7 +330,7 @@ def _sites(words: Sequence[Sequence[str]]) -> list[str]:
     return short if all(short) and len(set(short)) == len(set(whole)) else whole
 
 
-def grid_of(names: Sequence[Block], blocks: Sequence[UnitBlock]) -> HeadGrid:
+def grid_of(names: Sequence[BlockId], blocks: Sequence[Block]) -> HeadGrid:
     """Return the grid of the heads of these blocks."""
     heads = [HeadId(*name, number) for name, block in zip(names, blocks, strict=True) for number in block.names]
     return HeadGrid(tuple(names), tuple(heads))

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.attributes import without_results
-from mhaprune.wrapping.blocks import ROLES, Rows, Source, UnitBlock, Unsupported, block_of, neighbours, within
+from mhaprune.wrapping.blocks import ROLES, Rows, Source, Block, Unsupported, block_of, neighbours, within
 from mhaprune.wrapping.cuts import Cut
 from mhaprune.wrapping.hints import nothing_found, why_uncut
 from mhaprune.wrapping.interception import Attend, AttentionCalls, attention_interface
@@ -56,14 +56,14 @@ class _Found:
     columns: tuple[tuple[int, ...], ...] = ()
     cross: bool = False
     numbers: list[tuple[str, int]] = field(default_factory=list)
-    """See `UnitBlock.numbers`."""
+    """See `Block.numbers`."""
     inputs: list[tuple[int | str, int]] = field(default_factory=list)
-    """See `UnitBlock.inputs`."""
+    """See `Block.inputs`."""
     unusable: str = UNREAD
     """The reason why its heads cannot be gated one by one; empty if they can."""
 
 
-def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[list[UnitBlock], list[str]]:
+def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[list[Block], list[str]]:
     """Return the blocks in the order in which `call` runs them, and the paths of modules that attend in a way in which
     no heads are found. Raises `Unsupported`, naming module and reason, if there is no block.
 
@@ -73,7 +73,7 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
     trace = _traced(model, call)
     if not trace.whole:
         trace = _traced(model, call, probe)
-    blocks: dict[str, UnitBlock] = {}
+    blocks: dict[str, Block] = {}
     noted = Cut.of(model) or Cut()
     for found in trace.found:
         path = trace.paths[found.module]
@@ -89,7 +89,7 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
         )
         why_not = (f"its {'factor' if n == 'gate' else n} is {r}" for n, r in found.rows.items() if isinstance(r, str))
         out = trace.paths[found.out]
-        block = UnitBlock(
+        block = Block(
             path,
             out,
             found.columns,
@@ -131,7 +131,7 @@ def _traced(
     return trace
 
 
-def as_named(block: UnitBlock, cut: Cut) -> UnitBlock:
+def as_named(block: Block, cut: Cut) -> Block:
     """Return the block with the names that its heads had before an earlier removal. A silent head does not count."""
     names = cut.heads.get(block.path)
     if names is None or not block.heads:

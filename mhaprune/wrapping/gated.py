@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.heads import Block, HeadGrid, HeadMask
+from mhaprune.heads import BlockId, HeadGrid, HeadMask
 from mhaprune.measure.outcomes import joined
 from mhaprune.progress import track
 from mhaprune.subject import AttentionMap, Batch, Fallback, Gates, LastMap, Outcome
-from mhaprune.wrapping.blocks import UnitBlock, Unsupported, grid_of, weight_of
+from mhaprune.wrapping.blocks import Block, Unsupported, grid_of, weight_of
 from mhaprune.wrapping.gating import head_by_head, hooked
 from mhaprune.wrapping.interception import attention_weights
 from mhaprune.wrapping.removal import copied, in_double, remove_heads
@@ -34,8 +34,8 @@ class GatedModel(ABC):
     from the blocks: gates are hooks for the length of one call, removal makes a copy, and the module is never changed.
     """
 
-    blocks: tuple[UnitBlock, ...]
-    names: tuple[Block, ...]
+    blocks: tuple[Block, ...]
+    names: tuple[BlockId, ...]
     """The name of each block, a site and a layer, in the order of `blocks`."""
 
     @property
@@ -43,7 +43,7 @@ class GatedModel(ABC):
     def module(self) -> nn.Module: ...
 
     @abstractmethod
-    def with_module(self, module: Any, blocks: Sequence[UnitBlock]) -> Self:
+    def with_module(self, module: Any, blocks: Sequence[Block]) -> Self:
         """Return a copy of this subject with another module and, for it, another list of blocks."""
 
     @abstractmethod
@@ -63,7 +63,7 @@ class GatedModel(ABC):
         writes to."""
 
     @abstractmethod
-    def mapped(self, batch: Batch, block: Block, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    def mapped(self, batch: Batch, block: BlockId, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the queries (B, T) and keys (B, U) that an attention map shows. `weights` is None for a block without
         heads."""
 
@@ -92,7 +92,7 @@ class GatedModel(ABC):
         batch: Batch,
         gates: Gates | None = None,
         fallback: Fallback | None = None,
-        seen: Callable[[Block, Tensor], None] | None = None,
+        seen: Callable[[BlockId, Tensor], None] | None = None,
     ) -> Any:
         """Call the module with a batch from `placed`. Raises ValueError for gates that do not fit, and `Unsupported`,
         which names the layer, if the pass did not apply a gate or did not show a head's output."""
@@ -103,7 +103,7 @@ class GatedModel(ABC):
             self.check_calls(calls, pieces if seen is None else None)
         return output
 
-    def check_calls(self, calls: Counter[Block], pieces: Mapping[Block, Tensor] | None) -> None:
+    def check_calls(self, calls: Counter[BlockId], pieces: Mapping[BlockId, Tensor] | None) -> None:
         """Raise `Unsupported` if a pass did not call the output projection of a block as often as it should. An open
         gate need not be applied, so passes that replay their first part are fine."""
         for name, block in self.by_name.items():
@@ -122,8 +122,8 @@ class GatedModel(ABC):
         batch_size: int,
         gates: Gates | None = None,
         fallback: Fallback | None = None,
-        seen: Callable[[Block, Tensor], None] | None = None,
-    ) -> AbstractContextManager[Counter[Block]]:
+        seen: Callable[[BlockId, Tensor], None] | None = None,
+    ) -> AbstractContextManager[Counter[BlockId]]:
         """Return a context in which gates apply to every call of the module. For the arguments see `hooked`."""
         return hooked(self.module, self.by_name, batch_size, self._pieces(gates, batch_size), fallback, seen)
 
@@ -150,29 +150,29 @@ class GatedModel(ABC):
         batch = self.placed(batch)
         return self.real_outputs(self.run_gated(batch, gates), batch)
 
-    def head_outputs(self, batch: Batch) -> dict[Block, Tensor]:
+    def head_outputs(self, batch: Batch) -> dict[BlockId, Tensor]:
         return {name: torch.cat(parts, dim=2) for name, parts in self.contexts(batch).items()}
 
-    def contexts(self, batch: Batch) -> dict[Block, list[Tensor]]:
+    def contexts(self, batch: Batch) -> dict[BlockId, list[Tensor]]:
         """Return the outputs of the heads of each block in each of its calls, (B, H, T, K)."""
-        found: dict[Block, list[Tensor]] = {name: [] for name in self.names}
+        found: dict[BlockId, list[Tensor]] = {name: [] for name in self.names}
 
-        def seen(name: Block, x: Tensor) -> None:
+        def seen(name: BlockId, x: Tensor) -> None:
             found[name].append(precise(head_by_head(x, self.by_name[name], len(batch)).to(self.device)))
 
         with torch.no_grad():
             self.run_gated(self.placed(batch), seen=seen)
         return found
 
-    def attention_maps(self, batch: Batch) -> dict[Block, AttentionMap]:
+    def attention_maps(self, batch: Batch) -> dict[BlockId, AttentionMap]:
         """Return the attention weights. Raises ValueError if the model computes attention without showing them."""
         for block in self.blocks:
             if not block.attends:
                 raise ValueError(f"needs attention weights, which {block.path} does not compute; leave it out")
         batch, maps = self.placed(batch), {}
-        lengths: dict[Block, list[int]] = {name: [] for name in self.names}
+        lengths: dict[BlockId, list[int]] = {name: [] for name in self.names}
 
-        def measured(name: Block, x: Tensor) -> None:
+        def measured(name: BlockId, x: Tensor) -> None:
             lengths[name].append(head_by_head(x, self.by_name[name], len(batch)).shape[2])
 
         with torch.no_grad(), attention_weights(self.module, [block.path for block in self.blocks]) as seen:
@@ -199,14 +199,14 @@ class GatedModel(ABC):
             maps[name] = AttentionMap(weights_BHTU[:, : block.heads], queries_BT, keys_BU)
         return maps
 
-    def output_weights(self) -> dict[Block, Tensor]:
+    def output_weights(self) -> dict[BlockId, Tensor]:
         found = {}
         for name, block in self.by_name.items():
             columns_DW = weight_of(self.module.get_submodule(block.out)).to(self.device)[:, block.order.to(self.device)]
             found[name] = columns_DW.T.unflatten(0, (block.heads, block.head_dim))
         return found
 
-    def value_weights(self) -> dict[Block, Tensor]:
+    def value_weights(self) -> dict[BlockId, Tensor]:
         found = {}
         for name, block in self.by_name.items():
             if (values := block.source("value")) is None:
@@ -281,7 +281,7 @@ class GatedModel(ABC):
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     @cached_property
-    def by_name(self) -> dict[Block, UnitBlock]:
+    def by_name(self) -> dict[BlockId, Block]:
         return dict(zip(self.names, self.blocks, strict=True))
 
     @property
@@ -289,7 +289,7 @@ class GatedModel(ABC):
         weight: Any = self.module.get_submodule(self.blocks[0].out).weight
         return weight
 
-    def _pieces(self, gates: Gates | None, batch_size: int) -> Mapping[Block, Tensor] | None:
+    def _pieces(self, gates: Gates | None, batch_size: int) -> Mapping[BlockId, Tensor] | None:
         if not isinstance(gates, Tensor):
             return gates
         B, N = batch_size, len(self.grid)

@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhaprune.heads import Block
-from mhaprune.wrapping.blocks import UnitBlock
+from mhaprune.heads import BlockId
+from mhaprune.wrapping.blocks import Block
 
-Seen = Callable[[Block, Tensor], None]
+Seen = Callable[[BlockId, Tensor], None]
 """A function that receives the input of an output projection, with the name of the block."""
 
 
 @contextmanager
 def hooked(
     model: nn.Module,
-    blocks: Mapping[Block, UnitBlock],
+    blocks: Mapping[BlockId, Block],
     batch_size: int,
-    gates: Mapping[Block, Tensor] | None = None,
-    fallback: Mapping[Block, Tensor] | None = None,
+    gates: Mapping[BlockId, Tensor] | None = None,
+    fallback: Mapping[BlockId, Tensor] | None = None,
     seen: Seen | None = None,
-) -> Iterator[Counter[Block]]:
+) -> Iterator[Counter[BlockId]]:
     """While the context lasts, multiply the output of every head by its gate. Gates are (H,), (B, H) or (B, H, T) for
     each block. If a pass calls a block several times, T runs over the positions of all calls, one call after the other.
 
@@ -35,10 +35,10 @@ def hooked(
     an output projection, before any gate. Yields a counter of the calls of each block's output projection, so that the
     caller can tell whether a gate was applied.
     """
-    calls = Counter[Block]()
-    starts = Counter[Block]()
+    calls = Counter[BlockId]()
+    starts = Counter[BlockId]()
 
-    def hook(name: Block, block: UnitBlock) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
+    def hook(name: BlockId, block: Block) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
         def before(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
             x, *own = inputs  # W_O of a layer of ours is also told how its learned gates scale its columns
             number = calls[name] % block.calls
@@ -74,7 +74,7 @@ def hooked(
         yield calls
 
 
-def spread(gates: Tensor, block: UnitBlock, x: Tensor, batch_size: int) -> Tensor:
+def spread(gates: Tensor, block: Block, x: Tensor, batch_size: int) -> Tensor:
     """Return gates (H,), (B, H) or (B, H, T) repeated for every column of x, to be multiplied with it."""
     by_head = gates.mT if gates.dim() == 3 else gates
     owners = block.owners.to(x.device)
@@ -89,7 +89,7 @@ def spread(gates: Tensor, block: UnitBlock, x: Tensor, batch_size: int) -> Tenso
     return rows.reshape(len(x), *[1] * (x.dim() - 2), x.shape[-1])
 
 
-def head_by_head(x: Tensor, block: UnitBlock, batch_size: int) -> Tensor:
+def head_by_head(x: Tensor, block: Block, batch_size: int) -> Tensor:
     """Return the input of an output projection, (B, T, W), head by head: (B, H, T, K)."""
     columns = x if block.straight and x.shape[-1] == len(block.order) else x[..., block.order.to(x.device)]
     head_dim = columns.shape[-1] // block.heads if block.heads else 0
@@ -97,7 +97,7 @@ def head_by_head(x: Tensor, block: UnitBlock, batch_size: int) -> Tensor:
     return columns.reshape(batch_size, positions, block.heads, head_dim).transpose(1, 2)
 
 
-def side_by_side(context_BHTK: Tensor, block: UnitBlock, x: Tensor, batch_size: int) -> Tensor:
+def side_by_side(context_BHTK: Tensor, block: Block, x: Tensor, batch_size: int) -> Tensor:
     """Undo `head_by_head`: return the heads in the shape of x. Columns of no head keep the values of x."""
     head_dim = len(block.order) // block.heads if block.heads else 0
     shape = (batch_size, block.heads, x.shape[:-1].numel() // batch_size, head_dim)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhaprune.wrapping.blocks import UnitBlock, Unsupported, within
+from mhaprune.wrapping.blocks import Block, Unsupported, within
 from mhaprune.wrapping.layouts import LORA
 from mhaprune.wrapping.replay import at_rest, is_linear, mapped, tensors_in
 
@@ -16,7 +16,7 @@ OUT = ("out_proj", "o_proj", "to_out", "out", "c_proj", "dense", "wo", "proj", "
 """Usual names of W_O."""
 
 
-def unseen(model: nn.Module, blocks: Sequence[UnitBlock], overlooked: Collection[str] = ()) -> list[str]:
+def unseen(model: nn.Module, blocks: Sequence[Block], overlooked: Collection[str] = ()) -> list[str]:
     """Return the paths of modules that belong to no block: those that were seen to attend, and those that are attention
     by name or class."""
     found = [block.path for block in blocks]
@@ -86,7 +86,7 @@ def why_uncut(model: nn.Module, paths: Sequence[str]) -> str:
     return ""
 
 
-def check_attention(model: nn.Module, blocks: Sequence[UnitBlock], call: Callable[[], object]) -> None:
+def check_attention(model: nn.Module, blocks: Sequence[Block], call: Callable[[], object]) -> None:
     """Raise `Unsupported` for a block named by hand whose W_O reads nothing from other positions, or other inputs, of
     the module: then it is no attention."""
     inputs: dict[str, list[Tensor]] = {}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.heads import Block, HeadId, HeadMask
+from mhaprune.heads import BlockId, HeadId, HeadMask
 from mhaprune.measure.outcomes import MAX_DIFFERENCE, gate_effects, joined
 from mhaprune.subject import Batch
 from mhaprune.wrapping.block_proof import BlockProof, apart, largest, rounding
@@ -39,7 +39,7 @@ class Proofs(NamedTuple):
     difference: float = float("nan")
     """The largest difference between an output with heads masked and the same output with heads removed. NaN if removal
     was not tried."""
-    stuck: Mapping[Block, str] = MappingProxyType({})
+    stuck: Mapping[BlockId, str] = MappingProxyType({})
     """The blocks whose heads cannot be removed, each with the reason."""
     why_not: str = ""
     """The reason why no head can be removed; an empty text if some can."""
@@ -85,7 +85,7 @@ def prove_gates(
     return subject, proof, Proofs(smallest, tuple(idle), tuple(no_gradient), beside)
 
 
-def prove_removal(proof: BlockProof | None, subject: GatedModel, kind: str) -> tuple[float, dict[Block, str]]:
+def prove_removal(proof: BlockProof | None, subject: GatedModel, kind: str) -> tuple[float, dict[BlockId, str]]:
     """Prove that removing heads equals masking them. Return the largest difference, and the blocks whose heads cannot
     be removed, each with the reason.
 
@@ -101,7 +101,7 @@ def prove_removal(proof: BlockProof | None, subject: GatedModel, kind: str) -> t
     worst, reason = _removed(subject, free, difference)
     if not reason:
         return worst, stuck
-    kinds: dict[type, list[Block]] = {}
+    kinds: dict[type, list[BlockId]] = {}
     for name in free:
         kinds.setdefault(type(subject.module.get_submodule(subject.by_name[name].path)), []).append(name)
     if len(kinds) == 1:
@@ -116,7 +116,9 @@ def prove_removal(proof: BlockProof | None, subject: GatedModel, kind: str) -> t
     return worst, stuck
 
 
-def _removed(subject: GatedModel, names: Sequence[Block], difference: Callable[[HeadMask], float]) -> tuple[float, str]:
+def _removed(
+    subject: GatedModel, names: Sequence[BlockId], difference: Callable[[HeadMask], float]
+) -> tuple[float, str]:
     """Return the largest difference when heads of these blocks are removed, and a reason if that is no removal."""
     worst = float("nan")
     try:
@@ -232,7 +234,7 @@ def _comparable(subject: GatedModel, few: Batch) -> tuple[Any, Tensor]:
     return output, outputs
 
 
-def _masks(subject: GatedModel, names: Sequence[Block]) -> list[HeadMask]:
+def _masks(subject: GatedModel, names: Sequence[BlockId]) -> list[HeadMask]:
     """Return the masks of the proof. All these blocks lose heads, each another number of them, and the last one loses
     all."""
     everything, grid = HeadMask(subject.grid), subject.grid
@@ -247,7 +249,7 @@ class Shapes:
     layer holds examples."""
 
     def __init__(self) -> None:
-        self.found: dict[bool, dict[Block, torch.Size]] = {True: {}, False: {}}
+        self.found: dict[bool, dict[BlockId, torch.Size]] = {True: {}, False: {}}
 
     @contextmanager
     def recording(self, subject: GatedModel, in_batch: bool) -> Iterator[None]:

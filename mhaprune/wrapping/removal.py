@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.attributes import HELD
-from mhaprune.wrapping.blocks import UnitBlock, Unsupported, block_of, neighbours, weight_of, within
+from mhaprune.wrapping.blocks import Block, Unsupported, block_of, neighbours, weight_of, within
 from mhaprune.wrapping.cuts import Cut
 from mhaprune.wrapping.replay import mapped
 from mhaprune.wrapping.reshaping import UNEVEN, keep_numbers, pairs, register, store, tie, ties
@@ -82,8 +82,8 @@ def as_double(tensor: Tensor) -> Tensor:
 
 
 def remove_heads(
-    model: nn.Module, blocks: Sequence[UnitBlock], kept: Sequence[Sequence[int]], shared: bool = False
-) -> tuple[nn.Module, list[UnitBlock]]:
+    model: nn.Module, blocks: Sequence[Block], kept: Sequence[Sequence[int]], shared: bool = False
+) -> tuple[nn.Module, list[Block]]:
     """Return a copy of the model with only the heads `kept`, and the blocks of this copy. If `shared`, weights that are
     not cut are those of the model.
 
@@ -95,7 +95,7 @@ def remove_heads(
     model = copied(model, {id(tensor): tensor for tensor in tensors})
     tied = ties(model)
     left, cut = [], Cut()
-    generic: list[tuple[UnitBlock, list[int]]] = []
+    generic: list[tuple[Block, list[int]]] = []
     for block, keep in zip(blocks, kept, strict=True):
         layer = model.get_submodule(block.owner)
         if len(keep) == block.heads and not (isinstance(layer, MultiHeadAttention) and layer.gate):
@@ -168,7 +168,7 @@ def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int
     store(module, as_stored.clone(memory_format=torch.contiguous_format), None if bias is None else bias.clone())
 
 
-def _block_without(block: UnitBlock, keep: Sequence[int], dropped: Mapping[str, set[int]]) -> UnitBlock:
+def _block_without(block: Block, keep: Sequence[int], dropped: Mapping[str, set[int]]) -> Block:
     """Return the block as it is when only the heads `keep` are left, and these rows of linear modules are dropped.
 
     A block without heads has one silent head. It outputs only zeros and does not count as a head.
@@ -188,7 +188,7 @@ def _block_without(block: UnitBlock, keep: Sequence[int], dropped: Mapping[str, 
     )
 
 
-def _rows_to_drop(blocks: Sequence[tuple[UnitBlock, Sequence[int]]]) -> dict[str, set[int]]:
+def _rows_to_drop(blocks: Sequence[tuple[Block, Sequence[int]]]) -> dict[str, set[int]]:
     """Return the rows that belong to removed heads, by the path of the linear module."""
     drop: dict[str, set[int]] = {}
     for block, keep in blocks:
@@ -199,7 +199,7 @@ def _rows_to_drop(blocks: Sequence[tuple[UnitBlock, Sequence[int]]]) -> dict[str
     return drop
 
 
-def _attributes(attention: nn.Module, block: UnitBlock, keep: Sequence[int]) -> dict[str, Any]:
+def _attributes(attention: nn.Module, block: Block, keep: Sequence[int]) -> dict[str, Any]:
     """Return the attributes of an attention module that must change with its heads, with their new values."""
     H, K = block.heads, len(block.columns[0])
     of_kv = [block.of_kv[h] for h in keep]
@@ -232,7 +232,7 @@ def _attributes(attention: nn.Module, block: UnitBlock, keep: Sequence[int]) -> 
     return attributes
 
 
-def _around(model: nn.Module, block: UnitBlock, keep: Sequence[int]) -> dict[str, dict[str, int]]:
+def _around(model: nn.Module, block: Block, keep: Sequence[int]) -> dict[str, dict[str, int]]:
     """Return the attributes of modules around an attention module that must change with its heads, by their path."""
     H, K = block.heads, block.head_dim
     now = {H: len(keep), H * K: len(keep) * K}
@@ -246,7 +246,7 @@ def _around(model: nn.Module, block: UnitBlock, keep: Sequence[int]) -> dict[str
     return found
 
 
-def _sizes(attention: nn.Module, block: UnitBlock, keep: Sequence[int], made: Sequence[tuple[int, int]]) -> list[int]:
+def _sizes(attention: nn.Module, block: Block, keep: Sequence[int], made: Sequence[tuple[int, int]]) -> list[int]:
     """Return the sizes that the code of an attention module names, each followed by the one that is left.
 
     `made` holds the widths of its linear modules before and after the removal.
@@ -271,7 +271,7 @@ def _number(attention: nn.Module, name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def with_more_counts(model: nn.Module, block: UnitBlock, words: Sequence[str]) -> UnitBlock:
+def with_more_counts(model: nn.Module, block: Block, words: Sequence[str]) -> Block:
     """Return the block with the names of more attributes that may count heads, or hold their width: those of its config
     and those that contain one of these words, also in the modules around it up to the one that holds W_O.
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
-from mhaprune.heads import Block, HeadId, HeadMask
+from mhaprune.heads import BlockId, HeadId, HeadMask
 from mhaprune.subject import AttentionMap
 from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.blocks import UnitBlock, Unsupported
+from mhaprune.wrapping.blocks import Block, Unsupported
 from mhaprune.wrapping.wrapped import WrappedModel
 
 
@@ -31,7 +31,7 @@ class UnitModel(WrappedModel):
     def counted(self) -> str:
         return {"group": "key-value groups", "block": "attention layers", "call": "heads of single calls"}[self.unit]
 
-    def with_module(self, module: Any, blocks: Sequence[UnitBlock]) -> Self:
+    def with_module(self, module: Any, blocks: Sequence[Block]) -> Self:
         return replace(super().with_module(module, blocks), single=self.single.with_module(module, self.single.blocks))
 
     def without(self, mask: HeadMask, shared: bool = False) -> Any:
@@ -68,7 +68,7 @@ class UnitModel(WrappedModel):
                 gone.add(head)
         return HeadMask(self.single.grid, frozenset(gone))
 
-    def attention_maps(self, batch: Batches) -> dict[Block, AttentionMap]:
+    def attention_maps(self, batch: Batches) -> dict[BlockId, AttentionMap]:
         if self.unit == "call":
             return super().attention_maps(batch)
         raise ValueError(f"needs the attention weights of single heads, not of a {self.unit}; leave it out")
@@ -104,7 +104,7 @@ def _with_sets(single: WrappedModel, unit: str) -> UnitModel:
 def _call_by_call(single: WrappedModel) -> UnitModel:
     """Return the subject with a block for each call of a layer."""
     pairs = [
-        (Block(f"{name.site}@{call}", name.layer), replace(block, call=call)) if block.calls > 1 else (name, block)
+        (BlockId(f"{name.site}@{call}", name.layer), replace(block, call=call)) if block.calls > 1 else (name, block)
         for name, block in single.by_name.items()
         for call in range(block.calls)
     ]
@@ -115,7 +115,7 @@ def _call_by_call(single: WrappedModel) -> UnitModel:
             HeadId(block.site, block.layer, head.head)
             for block in names
             for head in heads
-            if head.block == Block(block.site.partition("@")[0], block.layer)
+            if head.block == BlockId(block.site.partition("@")[0], block.layer)
         )
     return _unit_model(single, "call", names=names, blocks=blocks, **known)
 
@@ -125,14 +125,14 @@ def _unit_model(single: WrappedModel, unit: str, **changed: Any) -> UnitModel:
     return UnitModel(**(parts | changed), single=single, unit=unit)
 
 
-def members(block: UnitBlock, unit: str) -> list[list[int]]:
+def members(block: Block, unit: str) -> list[list[int]]:
     """Return the heads of each unit of a block, by their positions in the block."""
     if unit == "block":
         return [list(range(block.heads))] if block.heads else []
     return [[h for h in range(block.heads) if block.of_kv[h] == group] for group in sorted(set(block.of_kv))]
 
 
-def _wide(block: UnitBlock, sets: Sequence[Sequence[int]]) -> UnitBlock:
+def _wide(block: Block, sets: Sequence[Sequence[int]]) -> Block:
     """Return the block with each of these sets of heads as one wide head."""
     return replace(
         block,

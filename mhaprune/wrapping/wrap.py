@@ -18,7 +18,7 @@ from mhaprune.storage.cache import Cache
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME, UNITS
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import BlockProof
-from mhaprune.wrapping.blocks import AttentionBlock, UnitBlock, Unsupported, name_blocks
+from mhaprune.wrapping.blocks import AttentionBlock, Block, Unsupported, name_blocks
 from mhaprune.wrapping.checks import check_buffers, check_call, check_conversion, check_weights
 from mhaprune.wrapping.discovery import discover
 from mhaprune.wrapping.hints import check_attention, unseen
@@ -113,7 +113,7 @@ def understand(
     loss: Judge,
     given: Mapping[str, Any],
     quality: Judge | None = None,
-    blocks: Sequence[AttentionBlock | UnitBlock] | None = None,
+    blocks: Sequence[AttentionBlock | Block] | None = None,
     call: Callable[[nn.Module, Any], Any] | None = None,
     seed: int = 0,
     prove: str = "blocks",
@@ -158,10 +158,10 @@ def understand(
 
 def _blocks(
     model: nn.Module,
-    given: Sequence[AttentionBlock | UnitBlock] | None,
+    given: Sequence[AttentionBlock | Block] | None,
     batch: Batches,
     run: Callable[[nn.Module, Any], Any],
-) -> tuple[list[UnitBlock], list[str], Any]:
+) -> tuple[list[Block], list[str], Any]:
     """Return the blocks of a model, the paths of attention in no block, and what the model returned for the first
     example of a batch alone."""
     outputs: list[Any] = []
@@ -183,7 +183,7 @@ def _blocks(
     if not given:
         raise ValueError("blocks=[]: must name an attention layer, or be left out")
     check_call(model, batch, run)
-    found = [block if isinstance(block, UnitBlock) else block.completed(model) for block in given]
+    found = [block if isinstance(block, Block) else block.completed(model) for block in given]
     if twice := [block.path for n, block in enumerate(found) if block.out in {other.out for other in found[:n]}]:
         raise ValueError(f"blocks: names {twice[0]} twice, must name each layer once")
     check_attention(model, [block for block in found if block.attends], partial(passing, model))
@@ -226,7 +226,7 @@ def with_removal(subject: Any, proof: BlockProof | None, proven: Proofs) -> tupl
     return subject, proven._replace(difference=difference, stuck=stuck, why_not=why_not)
 
 
-Look = Callable[[nn.Module, UnitBlock], UnitBlock]
+Look = Callable[[nn.Module, Block], Block]
 LOOKS: tuple[Look, ...] = (
     *(partial(with_more_counts, words=words) for words in MORE_COUNTS),
     *(lambda model, block, left=left: replace(block, translated=True, as_written=left) for left in (True, False)),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mhaprune.heads import Block, HeadId, HeadMask
+from mhaprune.heads import BlockId, HeadId, HeadMask
 from mhaprune.measure.outcomes import BATCH_SIZE, by_length
 from mhaprune.storage.cache import Cache, sources, tensor_digest, weights_digest
 from mhaprune.storage.functions import Undescribed, described
@@ -24,7 +24,7 @@ from mhaprune.storage.store import fingerprint
 from mhaprune.subject import Fallback, Gates, Outcome
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import BlockProof, largest
-from mhaprune.wrapping.blocks import UnitBlock, shared_words
+from mhaprune.wrapping.blocks import Block, shared_words
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.interception import attention_weights
 from mhaprune.wrapping.losses import Judge, LossAndQuality, accuracy, flat, judged, largest_probability
@@ -42,8 +42,8 @@ class WrappedModel(GatedModel):
     """A user's model with its blocks of heads, and the functions that judge it."""
 
     model: nn.Module
-    blocks: tuple[UnitBlock, ...]
-    names: tuple[Block, ...]
+    blocks: tuple[Block, ...]
+    names: tuple[BlockId, ...]
     loss: Judge
     quality: Judge
     run: Callable[[nn.Module, Any], Any]
@@ -79,7 +79,7 @@ class WrappedModel(GatedModel):
     def module(self) -> nn.Module:
         return self.model
 
-    def with_module(self, module: Any, blocks: Sequence[UnitBlock]) -> Self:
+    def with_module(self, module: Any, blocks: Sequence[Block]) -> Self:
         return self.changed(model=module, blocks=tuple(blocks))
 
     def changed(self, **parts: Any) -> Self:
@@ -159,7 +159,7 @@ class WrappedModel(GatedModel):
         keys: dict[str, dict[int, Tensor]] = known["keys"]
         return keys
 
-    def mapped(self, batch: Batches, block: Block, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    def mapped(self, batch: Batches, block: BlockId, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         assert weights is not None, "a layer of another model shows its weights also without heads"
         layer, (T, U) = self.by_name[block], weights.shape[-2:]
         queries_BT = self.real(batch, layer.path, T)
@@ -207,7 +207,7 @@ class WrappedModel(GatedModel):
             "device": self.device.type,
         }
 
-    def queries(self, batch: Batches) -> dict[Block, Tensor]:
+    def queries(self, batch: Batches) -> dict[BlockId, Tensor]:
         if "lengths" not in self._known.get(batch, {}):
             self.contexts(batch)
         placed = self.placed(batch)
@@ -216,7 +216,7 @@ class WrappedModel(GatedModel):
             for name, lengths in self._known[batch]["lengths"].items()
         }
 
-    def contexts(self, batch: Batches) -> dict[Block, list[Tensor]]:
+    def contexts(self, batch: Batches) -> dict[BlockId, list[Tensor]]:
         found = super().contexts(batch)
         lengths = {name: [context.shape[2] for context in parts] for name, parts in found.items()}
         self._known.setdefault(batch, {})["lengths"] = lengths
@@ -226,7 +226,7 @@ class WrappedModel(GatedModel):
     def _shared(self) -> Shared:
         return Shared(self.changed(workers=0, cache=None), self.workers)
 
-    def unread(self) -> Collection[Block]:
+    def unread(self) -> Collection[BlockId]:
         return set(self.names) - {head.block for head in self.grid if head not in self.without_effect}
 
     def removal_proof(self, batch: Batches) -> Callable[[HeadMask], float]:

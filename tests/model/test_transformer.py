@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import BOS, EOS, PAD, Examples, Splits, shift_right
 from mhaprune.front.heads import wrap
-from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.heads import BlockId, HeadMask, Site
 from mhaprune.measure.outcomes import mean_outputs, measure, measure_masks
 from mhaprune.model.decoding import attention_step
 from mhaprune.model.network import AttentionSublayer, FeedForward, Transformer, sinusoids
@@ -59,7 +59,7 @@ def test_gates_per_token_close_a_head_where_they_say(model: Seq2Seq, batch: Exam
     per_token = {block: gates.unsqueeze(-1).repeat(1, 1, lengths[block]) for block, gates in split.items()}
     torch.testing.assert_close(model.run_gated(batch, per_token), model.run_gated(batch, gates_BN))
     # In the last layer of the decoder what happens at one position reaches no other.
-    last = Block(Site.CROSS, 1)
+    last = BlockId(Site.CROSS, 1)
     per_token[last][:, 0, 2] += 1.0
     changed = (model.run_gated(batch, per_token) - model.run_gated(batch, gates_BN)).abs().amax(dim=(0, 2))
     assert changed[2] > 1e-4
@@ -79,7 +79,7 @@ def test_attention_maps_are_distributions_over_real_keys(model: Seq2Seq, batch: 
             assert torch.equal(keys, (source != PAD) & (source != EOS))
         assert torch.equal(queries, keys if block.site == Site.ENCODER_SELF else batch.target != PAD)
     # Weighted values are what the heads put out.
-    block = Block(Site.ENCODER_SELF, 0)
+    block = BlockId(Site.ENCODER_SELF, 0)
     sublayer = model.attention_sublayers()[block]
     x = sublayer.norm(model.embed(model.source_embedding, batch.source))
     values = sublayer.attention.project(x, x, x)[2]
@@ -208,7 +208,7 @@ def test_dropout_acts_in_training_only_and_token_by_token_also_without_heads() -
     torch.manual_seed(0)
     x_BTD = torch.randn(2, 5, 12)
     for heads in (3, 0):
-        sublayer = AttentionSublayer(Block(Site.ENCODER_SELF, 0), 12, heads, 4, 0.5, None)
+        sublayer = AttentionSublayer(BlockId(Site.ENCODER_SELF, 0), 12, heads, 4, 0.5, None)
         torch.nn.init.ones_(sublayer.attention.out_proj.bias)
         assert torch.equal(sublayer.eval()(x_BTD), sublayer(x_BTD))
         dropped = (sublayer.train()(x_BTD) == x_BTD).flatten(0, 1)
@@ -241,14 +241,14 @@ def operations(call: Callable[[], object]) -> Counter[str]:
     return seen.counts
 
 
-def emptied(model: Seq2Seq, *blocks: Block) -> Seq2Seq:
+def emptied(model: Seq2Seq, *blocks: BlockId) -> Seq2Seq:
     return model.without(HeadMask(model.grid, frozenset(head for head in model.grid if head.block in blocks)))
 
 
 @pytest.mark.parametrize("site", [Site.DECODER_SELF, Site.CROSS])
 def test_a_block_without_heads_is_one_addition(model: Seq2Seq, batch: Examples, site: Site) -> None:
     """That of W_O's bias: no normalisation, no projection, no cache, no attention."""
-    block = Block(site, 1)
+    block = BlockId(site, 1)
     pruned = emptied(model, block)
     sublayer, x_BD = pruned.attention_sublayers()[block], torch.randn(3, 12, dtype=torch.float64)
     step = attention_step(sublayer, None, TOKENS)
@@ -307,7 +307,7 @@ def test_what_closed_heads_give_instead_is_the_same_also_beside_an_empty_block(
     model: Seq2Seq, splits: Splits, kind: str
 ) -> None:
     if kind == "pruned":
-        empty = [head for head in model.grid if head.block == Block(Site.CROSS, 0)]
+        empty = [head for head in model.grid if head.block == BlockId(Site.CROSS, 0)]
         model = model.without(HeadMask(model.grid, frozenset([*empty, model.grid.heads[0]])))
     means = mean_outputs(model, splits.score)
     replacement = resample(splits.score, seed=0) if kind == "resample" else lambda *_: means

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mhaprune.data import Splits
-from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.heads import BlockId, HeadMask, Site
 from mhaprune.inputs import Study
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import HISTORY, Recovery, State, recover
@@ -37,7 +37,7 @@ def study(task: Sort, splits: Splits) -> Study:
 def left(study: Study) -> Seq2Seq:
     """Of ragged blocks, one of them empty."""
     grid = study.subject.grid
-    gone = [head for head in grid if head.block == Block(Site.CROSS, 1)]
+    gone = [head for head in grid if head.block == BlockId(Site.CROSS, 1)]
     return study.subject.without(HeadMask(grid, frozenset([grid.heads[0], *gone])))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune.heads import Block, HeadId, HeadMask, Site
+from mhaprune.heads import BlockId, HeadId, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.base import Evidence, Schedule, Stepwise
 from mhaprune.subject import Subject
@@ -109,7 +109,7 @@ def test_the_smallest_model_is_one_that_it_can_leave(model: Seq2Seq, schedule: S
 
 
 def test_a_pruned_model_with_ragged_and_emptied_blocks_is_pruned_further(model: Seq2Seq, schedule: Schedule) -> None:
-    gone = [head for head in model.grid if head.block == Block(Site.CROSS, 1)]
+    gone = [head for head in model.grid if head.block == BlockId(Site.CROSS, 1)]
     left = model.without(HeadMask(model.grid, frozenset([model.grid.heads[0], *gone])))
     masks = schedule(replace(Worths(left).judge, whole=model.grid), [0, 5, 14])
     assert [len(mask.removed) for mask in masks] == [0, 5, 14]

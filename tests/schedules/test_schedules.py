@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Examples, Splits
-from mhaprune.heads import Block, HeadGrid, HeadMask
+from mhaprune.heads import BlockId, HeadGrid, HeadMask
 from mhaprune.measure.outcomes import measure, output_difference
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import Refits, Search
@@ -155,7 +155,7 @@ def test_of_equal_scores_the_dearest_goes_first(model: Seq2Seq) -> None:
 @pytest.mark.parametrize("scope", ["global", "per_block"])
 def test_thousands_of_units_make_no_mask_that_nobody_asked_for(scope: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mask for every step would be quadratic: 4,096 units took eight seconds."""
-    grid = HeadGrid.full([Block("ffn", layer) for layer in range(4)], 1024)
+    grid = HeadGrid.full([BlockId("ffn", layer) for layer in range(4)], 1024)
     scores = torch.rand(4096, generator=torch.Generator().manual_seed(0))
     made, plain = list[int](), HeadMask.__post_init__
     monkeypatch.setattr(HeadMask, "__post_init__", lambda mask: (made.append(len(mask.removed)), plain(mask)))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from mhaprune.data import Examples, Splits
-from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.heads import BlockId, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.base import NEEDS_GATES, Budgeted, Scorer, Scores
 from mhaprune.tasks.sort import Sort
@@ -76,7 +76,7 @@ def test_permuting_the_heads_of_a_block_permutes_their_scores(
 ) -> None:
     """But for a scorer that draws head by head."""
     before = scores_of(scorer).values
-    block, order = Block(Site.CROSS, 0), torch.tensor([2, 0, 1])
+    block, order = BlockId(Site.CROSS, 0), torch.tensor([2, 0, 1])
     attention = model.attention_sublayers()[block].attention
     with torch.no_grad():
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
@@ -97,7 +97,7 @@ def test_permuting_the_heads_of_a_block_permutes_their_scores(
 def test_a_head_that_writes_nothing_scores_zero_where_the_scorer_says_so(
     model: Seq2Seq, splits: Splits, scorer: Scorer
 ) -> None:
-    block = Block(Site.DECODER_SELF, 1)
+    block = BlockId(Site.DECODER_SELF, 1)
     with torch.no_grad():
         model.attention_sublayers()[block].attention.out_proj.weight[:, 4:8] = 0.0
     first, silent, _ = model.grid.split(scorer(model, splits.score, 0).values)[block].abs().amax(dim=0)
@@ -136,7 +136,7 @@ def test_a_model_with_ragged_and_emptied_blocks_can_be_scored_and_one_without_he
     model: Seq2Seq, splits: Splits, scorer: Scorer
 ) -> None:
     """What is left has no learned gates."""
-    block = [head for head in model.grid if head.block == Block(Site.CROSS, 1)]
+    block = [head for head in model.grid if head.block == BlockId(Site.CROSS, 1)]
     pruned = model.without(HeadMask(model.grid, frozenset([model.grid.heads[0], *block])))
     if scorer.needs_gates:
         with pytest.raises(ValueError, match=NEEDS_GATES[:20]):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Examples, Splits
-from mhaprune.heads import Block
+from mhaprune.heads import BlockId
 from mhaprune.measure.outcomes import gate_gradients
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.fisher import Fisher
@@ -40,9 +40,9 @@ def test_taylor_by_example_and_fisher_are_means_over_gradients_that_come_at_once
 
 def test_taylor_of_a_batch_is_the_sum_of_outputs_times_their_gradients(model: Seq2Seq, splits: Splits) -> None:
     """|Σ c·∇c| over all that a head puts out, without any gate."""
-    contexts: dict[Block, Tensor] = {}
+    contexts: dict[BlockId, Tensor] = {}
 
-    def keep(block: Block) -> object:
+    def keep(block: BlockId) -> object:
         attend = model.attention_sublayers()[block].attention.attend
 
         def keeping(*args: object, **kwargs: object) -> tuple[Tensor, None]:

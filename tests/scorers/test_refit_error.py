@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import PAD, Examples, Splits
-from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.heads import BlockId, HeadMask, Site
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation, predicted
@@ -13,7 +13,7 @@ from mhaprune.scorers.refit_error import RefitError
 TINY = 1e-9
 
 
-def outputs_and_rest(model: Seq2Seq, examples: Examples, block: Block, head: int) -> tuple[Tensor, Tensor]:
+def outputs_and_rest(model: Seq2Seq, examples: Examples, block: BlockId, head: int) -> tuple[Tensor, Tensor]:
     """At every token what a head puts out, (X, K), and what the others of its block do and a one, (X, 1 + K·(H-1))."""
     tokens = examples.source if block.site == Site.ENCODER_SELF else examples.target
     context_XHK = model.head_outputs(examples)[block].transpose(1, 2)[tokens != PAD]

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mhaprune.data import Examples, Splits
-from mhaprune.heads import Block, HeadId, HeadMask, Site
+from mhaprune.heads import BlockId, HeadId, HeadMask, Site
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation, resample
@@ -100,7 +100,7 @@ def test_resampling_puts_the_output_on_another_example_in_its_place(model: Seq2S
     batch = examples[at]
     fallback, outputs = replacement(model, batch, at), model.head_outputs(batch)
     valid = model.queries(batch)
-    first = Block(Site.ENCODER_SELF, 0)  # where each example's outputs are its own at every position
+    first = BlockId(Site.ENCODER_SELF, 0)  # where each example's outputs are its own at every position
     for e in range(len(examples)):
         same = [torch.allclose(fallback[first][e, :, 0], output[:, 0]) for output in outputs[first]]
         (other,) = [o for o in range(len(examples)) if same[o]]

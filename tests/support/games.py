@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import EOS, Examples
-from mhaprune.heads import Block, HeadGrid, Site
+from mhaprune.heads import BlockId, HeadGrid, Site
 from mhaprune.subject import AnswerOutcome
 
 
@@ -16,7 +16,7 @@ class Game:
     (B, N). It counts how often each set of heads was removed."""
 
     def __init__(self, num_heads: int, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.grid, self.loss = HeadGrid.full([Block(Site.CROSS, 0)], num_heads), loss
+        self.grid, self.loss = HeadGrid.full([BlockId(Site.CROSS, 0)], num_heads), loss
         self.device, self.dtype = torch.device("cpu"), torch.double
         self.runs: Counter[tuple[int, ...]] = Counter()
 
@@ -30,7 +30,7 @@ class Game:
         rows = [self.evaluate(batch, gates_N) for gates_N in gates]
         return AnswerOutcome(*(torch.stack(values) for values in zip(*rows, strict=True)))
 
-    def output_weights(self) -> dict[Block, Tensor]:
+    def output_weights(self) -> dict[BlockId, Tensor]:
         return {block: torch.zeros(len(self.grid), 1, 1).double() for block in self.grid.blocks}
 
     def learned_gates(self) -> None:

@@ -11,7 +11,7 @@ import mhaprune
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.front.heads import Heads
 from mhaprune.measure.outcomes import output_difference
-from mhaprune.wrapping.blocks import Rows, Source, UnitBlock, block_of, neighbours
+from mhaprune.wrapping.blocks import Rows, Source, Block, block_of, neighbours
 
 WIDTH, HIDDEN, NEURONS = 8, 12, 4
 """Three neighbouring neurons are one unit."""
@@ -44,7 +44,7 @@ def heads() -> Heads:
         made_by = tuple(Source(Rows(f"{n}.{name}", units), tuple(range(NEURONS))) for name in ("gate", "up"))
         names = tuple(range(NEURONS))
         blocks.append(block_of(layer.attention, f"{n}.attention"))
-        blocks.append(UnitBlock(f"{n}", f"{n}.down", units, made_by, "neuron", attends=False, names=names))
+        blocks.append(Block(f"{n}", f"{n}.down", units, made_by, "neuron", attends=False, names=names))
     batches = [(torch.randn(6, 5, WIDTH), torch.randint(3, (6, 5))) for _ in range(2)]
 
     def loss(output: Tensor, batch: Any) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.heads import Block
+from mhaprune.heads import BlockId
 from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
@@ -37,9 +37,9 @@ class Redundancy(Scorer):
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         weights = subject.output_weights()
-        tokens: dict[Block, Tensor] = {}
-        sums: dict[Block, Tensor] = {}
-        products: dict[Block, Tensor] = {}
+        tokens: dict[BlockId, Tensor] = {}
+        sums: dict[BlockId, Tensor] = {}
+        products: dict[BlockId, Tensor] = {}
         for batch in examples.batches(BATCH_SIZE):
             valid = subject.queries(batch)
             for block, context_BHTK in subject.head_outputs(batch).items():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Examples, Splits
-from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.heads import BlockId, HeadMask, Site
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune_literature.integrated_gradients import IntegratedGradients
@@ -49,9 +49,11 @@ def test_integrated_gradients_scale_one_block_while_the_others_stay_open(model: 
     assert scores.forward_passes == scores.backward_passes == 3 * 5
 
 
-@pytest.mark.parametrize("block", [Block(Site.ENCODER_SELF, 1), Block(Site.DECODER_SELF, 0), Block(Site.CROSS, 0)])
+@pytest.mark.parametrize(
+    "block", [BlockId(Site.ENCODER_SELF, 1), BlockId(Site.DECODER_SELF, 0), BlockId(Site.CROSS, 0)]
+)
 def test_integrated_gradients_are_attention_attribution_summed_over_queries_and_keys(
-    model: Seq2Seq, splits: Splits, block: Block
+    model: Seq2Seq, splits: Splits, block: BlockId
 ) -> None:
     """-Σ A ⊙ ∫ ∂ℓ/∂A dα with the weights A of the block scaled by α, by gradients of the weights themselves."""
     attention = model.attention_sublayers()[block].attention

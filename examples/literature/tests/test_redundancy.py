@@ -5,17 +5,17 @@ import pytest
 import torch
 
 from mhaprune.data import PAD, Splits
-from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.heads import BlockId, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune_literature.redundancy import Redundancy
 
-BLOCKS = [Block(Site.ENCODER_SELF, 1), Block(Site.DECODER_SELF, 0), Block(Site.CROSS, 0)]
+BLOCKS = [BlockId(Site.ENCODER_SELF, 1), BlockId(Site.DECODER_SELF, 0), BlockId(Site.CROSS, 0)]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("block", BLOCKS)
 def test_the_score_is_one_less_the_largest_cosine_of_centred_outputs(
-    model: Seq2Seq, splits: Splits, block: Block
+    model: Seq2Seq, splits: Splits, block: BlockId
 ) -> None:
     tokens = splits.score.source if block.site == Site.ENCODER_SELF else splits.score.target
     outputs, weights = model.head_outputs(splits.score)[block], model.output_weights()[block]
@@ -30,7 +30,7 @@ def test_the_score_is_one_less_the_largest_cosine_of_centred_outputs(
 @torch.no_grad()
 def test_what_every_token_receives_repeats_nothing_and_tells_nothing(model: Seq2Seq, splits: Splits) -> None:
     """A head with constant values writes what a bias could; the others are compared without it."""
-    block = Block(Site.DECODER_SELF, 1)
+    block = BlockId(Site.DECODER_SELF, 1)
     attention = model.attention_sublayers()[block].attention
     attention.v_proj.weight[:4] = 0.0
     without = model.without(HeadMask(model.grid).without(next(head for head in model.grid if head.block == block)))

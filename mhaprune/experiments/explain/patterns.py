@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mhaprune.data import EOS, PAD, SPECIAL, Data, Examples, shift_right
 from mhaprune.experiments.explain.report import ABOVE_CHANCE
-from mhaprune.heads import Block, Site
+from mhaprune.heads import BlockId, Site
 from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.subject import AttentionMap, Subject
@@ -183,8 +183,8 @@ class Observed(NamedTuple):
 def observe(subject: Subject, examples: Data, aligned: Callable[[Any], Tensor] | None = None) -> Observed:
     """Return what heads look at. `aligned` returns, for a batch, the source symbols that each target symbol stands for,
     (B, T, S)."""
-    masses: dict[tuple[Block, str], np.ndarray] = {}
-    looks: dict[Block, np.ndarray] = {}
+    masses: dict[tuple[BlockId, str], np.ndarray] = {}
+    looks: dict[BlockId, np.ndarray] = {}
     for batch in examples.batches(BATCH_SIZE):
         for block, seen in subject.attention_maps(batch).items():
             view = View.of(block.site, batch, seen)

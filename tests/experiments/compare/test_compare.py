@@ -9,7 +9,7 @@ import torch
 
 from mhaprune.experiments.compare import report
 from mhaprune.experiments.compare.study import Compare, Regrets, winner_table
-from mhaprune.heads import Block, HeadGrid, HeadMask, Site
+from mhaprune.heads import BlockId, HeadGrid, HeadMask, Site
 from mhaprune.progress import under_way
 from mhaprune.pruning.plans import Plan
 from mhaprune.runs.run import build
@@ -91,7 +91,7 @@ def test_the_winner_is_chosen_on_the_choose_split(tables: Mapping[str, pd.DataFr
 
 def two(first: torch.Tensor, second: torch.Tensor) -> tuple[pd.DataFrame, Regrets]:
     """Two scorers with these outcomes of every example; the first is better on the choose split and dearer."""
-    grid = HeadGrid.full([Block(Site.CROSS, 0)], 2)
+    grid = HeadGrid.full([BlockId(Site.CROSS, 0)], 2)
     masks = [HeadMask(grid, frozenset([head])) for head in grid]
     reported = {mask: AnswerOutcome(right, right, right) for mask, right in zip(masks, (first, second), strict=True)}
     plans = [Plan(name, 0, "one_shot", mask) for name, mask in zip("ab", masks, strict=True)]
@@ -155,7 +155,7 @@ def test_the_verdict_has_three_ways(change: float, side: str) -> None:
 
 def test_a_regret_is_against_the_best_of_its_own_size_with_the_interval_of_its_objective() -> None:
     """One scorer removes head 0, then 1; by loss the best are 2, then 1 and 2."""
-    grid, draw = HeadGrid.full([Block(Site.CROSS, 0)], 3), torch.Generator().manual_seed(0)
+    grid, draw = HeadGrid.full([BlockId(Site.CROSS, 0)], 3), torch.Generator().manual_seed(0)
     masks = [HeadMask(grid, frozenset(grid.heads[n] for n in gone)) for gone in ((), (0,), (0, 1), (2,), (1, 2))]
     loss, exact = torch.rand(5, 40, generator=draw), (torch.rand(5, 40, generator=draw) < 0.6).float()
     reported = {mask: AnswerOutcome(loss[i], exact[i], exact[i]) for i, mask in enumerate(masks)}
@@ -172,7 +172,7 @@ def test_a_regret_is_against_the_best_of_its_own_size_with_the_interval_of_its_o
 
 def test_many_comparisons_are_corrected() -> None:
     """Six examples of one sign have p = 1/32 alone: noise among five comparisons."""
-    grid = HeadGrid.full([Block(Site.CROSS, 0)], 6)
+    grid = HeadGrid.full([BlockId(Site.CROSS, 0)], 6)
     masks = [HeadMask(grid, frozenset([head])) for head in grid]
     right = torch.ones(80)
     worse = right.index_fill(0, torch.arange(6), 0.0)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mhaprune.data import Examples
 from mhaprune.experiments.explain.patterns import PATTERNS, PLACES, View, named_after, observe
-from mhaprune.heads import Block, HeadGrid, Site
+from mhaprune.heads import BlockId, HeadGrid, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.attention import Entropy
 from mhaprune.subject import AttentionMap
@@ -20,9 +20,9 @@ class Staring:
     """A subject whose heads look at exactly one pattern each: a head per pattern of every site."""
 
     def __init__(self) -> None:
-        self.grid = HeadGrid.full((Block(site, 0) for site in Site), max(map(len, PATTERNS.values())))
+        self.grid = HeadGrid.full((BlockId(site, 0) for site in Site), max(map(len, PATTERNS.values())))
 
-    def attention_maps(self, batch: Examples) -> dict[Block, AttentionMap]:
+    def attention_maps(self, batch: Examples) -> dict[BlockId, AttentionMap]:
         maps = {}
         for block in self.grid.blocks:
             view, weights = View.of(block.site, batch), []
@@ -144,7 +144,7 @@ def test_hardly_uneven_is_everywhere_and_a_little_uneven_is_not(share: float, ev
     """Heads that give that share of their attention to a pattern and spread the rest."""
 
     class Leaning(Staring):
-        def attention_maps(self, batch: Examples) -> dict[Block, AttentionMap]:
+        def attention_maps(self, batch: Examples) -> dict[BlockId, AttentionMap]:
             maps = super().attention_maps(batch)
             even = {block: View.of(block.site, batch).allowed for block in maps}
             spread = {block: _evenly_on(allowed, allowed)[:, None] for block, allowed in even.items()}
@@ -188,9 +188,9 @@ def test_in_a_causal_block_a_soft_pattern_is_named_and_chance_is_not(kind: str) 
     logits, name = SOFT[kind]
 
     class Soft(Staring):
-        def attention_maps(self, batch: Examples) -> dict[Block, AttentionMap]:
+        def attention_maps(self, batch: Examples) -> dict[BlockId, AttentionMap]:
             maps, view = super().attention_maps(batch), View.of(Site.DECODER_SELF, batch)
-            block, allowed = Block(Site.DECODER_SELF, 0), view.allowed[:, None]
+            block, allowed = BlockId(Site.DECODER_SELF, 0), view.allowed[:, None]
             torch.manual_seed(0)
             weights = logits(maps[block].weights.shape).double().masked_fill(~allowed, -1e9).softmax(dim=3)
             return {block: maps[block]._replace(weights=weights * allowed)}
