@@ -20,7 +20,11 @@ class Classifier(nn.Module):
         for attention, forward in zip(self.attention, self.feed_forward, strict=True):
             x = x + attention(x, x, x, key_padding_mask=attention_mask == 0)[0]
             x = x + forward(x.relu())
-        return {"logits": self.output(x.mean(dim=1))}
+        return {"logits": self.judged(self.output(x.mean(dim=1)), input_ids)}
+
+    def judged(self, logits_BC: Tensor, ids_BT: Tensor) -> Tensor:
+        """For tests with a model that answers in another way."""
+        return logits_BC
 
 
 def batches(count: int, seed: int = 0) -> list[dict[str, Tensor]]:

@@ -2,7 +2,6 @@
 
 import copy
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,60 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, spectral_norm
 from torch.utils.checkpoint import checkpoint
 
-import mhaprune
+from support.attention import HEAD_DIM, HEADS, WIDTH, Attention, Stack, X, close_by_hooks, pruned, wrapped
 
-D, H, K = 32, 4, 8
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_heads = H
-        self.q, self.k, self.v, self.o = (nn.Linear(D, D) for _ in range(4))
-
-    def made(self, x: Tensor) -> Tensor:
-        return x
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v)
-
-    def after(self, context: Tensor) -> Tensor:
-        return context
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = (self.made(each(x)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in self.projections())
-        out: Tensor = self.o(self.after(self.mix(*parts).transpose(1, 2).flatten(2)))
-        return out
-
-    def projections(self) -> tuple[nn.Module, ...]:
-        return self.q, self.k, self.v
-
-
-class Stack(nn.Module):
-    def __init__(self, *kinds: Callable[[], nn.Module]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(kind() for kind in kinds)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return x
-
-
-X = torch.randn(4, 5, D, generator=torch.Generator().manual_seed(1))
-
-
-def cubes(output: Tensor, batch: Any) -> Tensor:
-    return output.pow(3).sum(dim=(1, 2))
-
-
-def wrapped(*kinds: Any, x: Tensor = X) -> Any:
-    return mhaprune.wrap(Stack(*kinds).eval(), cubes, score=[{"x": x}])
-
-
-def wrapped_again(model: nn.Module) -> Any:
-    return mhaprune.wrap(model, cubes, score=[{"x": X}])
+D, H, K = WIDTH, HEADS, HEAD_DIM
 
 
 class Relu(Attention):
@@ -85,30 +33,17 @@ class Features(Attention):
         return F.relu(x)
 
 
-@torch.no_grad()
-def without_columns(model: Any, head: int, x: Tensor) -> Tensor:
-    """The output where W_O of the first layer reads zeros from a head."""
-
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-        return inputs[0].index_fill(-1, torch.arange(head * K, (head + 1) * K), 0)
-
-    handle = model.layers[0].o.register_forward_pre_hook(hook)
-    said: Tensor = model(x)
-    handle.remove()
-    return said
-
-
 @pytest.mark.parametrize("kind", [Relu, Hardswish, Features])
 def test_a_head_is_whole_also_where_an_activation_is_flat_on_the_first_example(kind: Any) -> None:
     """A closed head and a removed head change all that the head adds, also on examples that were never seen."""
     heads = wrapped(kind, x=X[:2])
     (block,) = heads.subject.blocks
     assert block.columns == tuple(tuple(range(h * K, (h + 1) * K)) for h in range(H))
-    small = heads.prune(mask={0: [2]})
     new = torch.randn(9, 7, D, generator=torch.Generator().manual_seed(5))
-    with torch.no_grad(), heads.closed({0: [2]}) as closed:
-        torch.testing.assert_close(closed(new), without_columns(heads.subject.model, 2, new))
-        torch.testing.assert_close(small(new), closed(new))
+    small, model = pruned(heads, {0: [2]}, new), heads.subject.model
+    close_by_hooks([model.layers[0].o], K, {0: [2]})
+    with torch.no_grad():
+        torch.testing.assert_close(small(new), model(new))
 
 
 class Stored(Attention):
@@ -122,13 +57,11 @@ def test_a_model_that_keeps_its_attention_weights_is_cut_and_left_as_it_was() ->
     heads = wrapped(Stored, Stored)
     model: Any = heads.subject.model
     copy.deepcopy(model)
-    small = heads.prune(mask={0: [1]})
-    with torch.no_grad(), heads.closed({0: [1]}) as closed:
-        torch.testing.assert_close(small(X), closed(X))
+    pruned(heads, {0: [1]})
     heads.score("taylor")
     copy.deepcopy(model)  # also after passes with gradients
     model(X).sum().backward()  # the user's own call leaves a result of its graph in the model
-    assert len(mhaprune.wrap(model, cubes, score=[{"x": X}]).prune(mask={0: [1]}).layers) == 2  # type: ignore[arg-type]
+    assert len(wrapped(model).prune(mask={0: [1]}).layers) == 2
 
 
 class Products(nn.Module):
@@ -161,16 +94,13 @@ class Outer(nn.Module):
 def test_the_number_of_heads_may_be_that_of_the_module_around() -> None:
     heads = wrapped(Outer, Outer)
     assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
-    small = heads.prune(mask={0: [1], 1: [0, 3]})
-    assert [layer.num_heads for layer in small.layers] == [3, 2]
-    with torch.no_grad(), heads.closed({0: [1], 1: [0, 3]}) as closed:
-        torch.testing.assert_close(small(X), closed(X))
+    assert [layer.num_heads for layer in pruned(heads, {0: [1], 1: [0, 3]}).layers] == [3, 2]
 
 
 @pytest.mark.parametrize("gone", [[0, 2, 3], [0, 1, 2, 3]])
 def test_a_last_head_and_a_layer_without_heads_are_found_where_heads_are_folded_into_the_batch(gone: list[int]) -> None:
     small = wrapped(Outer, Outer).prune(mask={0: gone})
-    again = wrapped_again(small)
+    again = wrapped(small)
     assert [head.head for head in again.grid] == [*sorted({*range(H)} - {*gone}), *range(H)]
     assert len(again.grid.blocks) == 2
     assert not again.unseen
@@ -190,15 +120,6 @@ class Latent(Attention):
         return out
 
 
-def test_rows_that_all_heads_read_stay() -> None:
-    heads = wrapped(Latent)
-    small = heads.prune(mask={0: [0, 2]})
-    layer = small.layers[0]
-    assert [len(each.weight) for each in (layer.q, layer.k, layer.v, layer.shared)] == [2 * K, 2 * (K - 3), 2 * K, 3]
-    with torch.no_grad(), heads.closed({0: [0, 2]}) as closed:
-        torch.testing.assert_close(small(X), closed(X))
-
-
 class Local(Attention):
     """A convolution between the heads and W_O that leaves channels apart."""
 
@@ -211,14 +132,6 @@ class Local(Attention):
         return said
 
 
-def test_a_convolution_that_leaves_channels_apart_hides_no_head() -> None:
-    heads = wrapped(Local)
-    assert [block.columns for block in heads.subject.blocks] == [
-        tuple(tuple(range(h * K, h * K + K)) for h in range(H))
-    ]
-    assert heads.subject.blocks[0].out == "layers.0.o"
-
-
 class Clamped(Attention):
     """A temperature for each head, all of them above the largest that is allowed, as of Swin v2."""
 
@@ -229,17 +142,6 @@ class Clamped(Attention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
         return (scores * self.temperature.clamp(max=4.6)).softmax(-1) @ v
-
-
-def test_numbers_of_heads_are_found_where_they_are_clamped() -> None:
-    heads = wrapped(Clamped)
-    before = heads.subject.model.layers[0].temperature
-    small = heads.prune(mask={0: [0, 2]})
-    assert torch.equal(small.layers[0].temperature, before[[1, 3]])
-    assert isinstance(before, nn.Parameter)
-    assert float(before.detach().min()) >= 5  # the trace put the user's own numbers back
-    with torch.no_grad(), heads.closed({0: [0, 2]}) as closed:
-        torch.testing.assert_close(small(X), closed(X))
 
 
 class OneKey(Attention):
@@ -262,20 +164,6 @@ class OneKeyAndValue(OneKey):
     both = True
 
 
-@pytest.mark.parametrize("kind", [OneKey, OneKeyAndValue])
-def test_keys_that_all_heads_share_stay(kind: Any) -> None:
-    heads = wrapped(kind)
-    small = heads.prune(mask={0: [0, 2]})
-    layer = small.layers[0]
-    assert [len(each.weight) for each in (layer.q, layer.k, layer.v)] == [2 * K, K, K if kind.both else 2 * K]
-    assert len(heads.score("magnitude")) == H
-    with torch.no_grad(), heads.closed({0: [0, 2]}) as closed:
-        torch.testing.assert_close(small(X), closed(X))
-    assert [head.head for head in wrapped_again(small).grid] == [1, 3]
-    emptied = heads.prune(mask={0: [0, 1, 2, 3]})
-    assert len(emptied.layers[0].k.weight) == K
-
-
 class Scaled(Attention):
     """A number for each head between the heads and W_O."""
 
@@ -287,12 +175,39 @@ class Scaled(Attention):
         return (context.unflatten(-1, (self.num_heads, -1)) * self.sizes[:, None]).flatten(-2)
 
 
-def test_numbers_of_heads_after_the_attention_are_cut() -> None:
-    heads = wrapped(Scaled)
-    small = heads.prune(mask={0: [0, 2]})
-    assert torch.equal(small.layers[0].sizes, heads.subject.model.layers[0].sizes[[1, 3]])
-    with torch.no_grad(), heads.closed({0: [0, 2]}) as closed:
-        torch.testing.assert_close(small(X), closed(X))
+def test_a_convolution_that_leaves_channels_apart_hides_no_head() -> None:
+    (block,) = wrapped(Local).subject.blocks
+    assert (block.out, block.columns) == ("layers.0.o", tuple(tuple(range(h * K, h * K + K)) for h in range(H)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        (Latent, {"q": 2 * K, "k": 2 * (K - 3), "v": 2 * K, "shared": 3}),
+        (Clamped, {"temperature": 2}),
+        (OneKey, {"q": 2 * K, "k": K, "v": 2 * K}),
+        (OneKeyAndValue, {"q": 2 * K, "k": K, "v": K}),
+        (Scaled, {"sizes": 2}),
+    ],
+)
+def test_what_belongs_to_a_head_goes_and_what_all_heads_read_stays(kind: Any, sizes: dict[str, int]) -> None:
+    heads = wrapped(kind)
+    assert len(heads.score("magnitude")) == H
+    assert (heads.subject.blocks[0].out, len(heads.subject.blocks)) == ("layers.0.o", 1)
+    (layer,), (before,) = pruned(heads, {0: [0, 2]}).layers, heads.subject.model.layers
+    assert {name: len(getattr(getattr(layer, name), "weight", getattr(layer, name))) for name in sizes} == sizes
+    for name in {"temperature", "sizes"} & {*sizes}:
+        assert torch.equal(getattr(layer, name), getattr(before, name)[[1, 3]])
+    if kind is Clamped:
+        assert isinstance(before.temperature, nn.Parameter)
+        assert float(before.temperature.detach().min()) >= 5, "the trace put the user's own numbers back"
+
+
+@pytest.mark.parametrize("kind", [OneKey, OneKeyAndValue])
+def test_a_key_that_all_heads_share_stays_in_a_layer_without_heads(kind: Any) -> None:
+    heads = wrapped(kind)
+    assert [head.head for head in wrapped(heads.prune(mask={0: [0, 2]})).grid] == [1, 3]
+    assert len(heads.prune(mask={0: [0, 1, 2, 3]}).layers[0].k.weight) == K
 
 
 class ByEinsum(Attention):
@@ -374,14 +289,14 @@ def by_jit() -> Any:
     return torch.jit.trace(Attention(), X)
 
 
+def one_head_fused() -> nn.Module:
+    return OneHead(fused=True)
+
+
 UNUSUAL = {
-    ByEinsum: "weighs positions in another way",
-    WithSink: "weighs positions in another way",
-    Linear: "weighs positions in another way",
-    OneHead: "weighs positions in another way",
-    (lambda: OneHead(fused=True)): "weighs positions in another way",
-    Pool: "weighs positions in another way",
-    Function: "weighs positions in another way",
+    **dict.fromkeys(
+        (ByEinsum, WithSink, Linear, OneHead, one_head_fused, Pool, Function), "weighs positions in another"
+    ),
     Normed: "its heads are mixed before",
     HandedOver: "the weight of its W_O is handed to a function, the module must be called",
     Convolved: "its W_O is a Conv1d, must be a linear module",
@@ -474,10 +389,10 @@ def test_a_layer_that_once_runs_without_gradients_is_found_in_another_call() -> 
     ],
 )
 def test_weights_that_are_computed_can_be_gated_and_the_refusal_names_the_way(change: Any) -> None:
-    model: Any = Stack(Attention, Attention).eval()
+    model: Any = Stack(Attention, Attention)
     for layer in model.layers:
         change(layer.v)
-    heads = mhaprune.wrap(model, cubes, score=[{"x": X}])
+    heads = wrapped(model)
     assert len(heads.score("ablation")) == 2 * H
     with pytest.raises(ValueError, match=r"the weight of layers.0.v is computed from others; .*prune.remove$"):
         heads.prune(mask={0: [1]})
@@ -500,8 +415,8 @@ def test_a_model_of_several_processes_is_refused(tmp_path: Path) -> None:
 
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'all'}", rank=0, world_size=1)
     try:
-        model = nn.parallel.DistributedDataParallel(Stack(Attention).eval())
+        model = nn.parallel.DistributedDataParallel(Stack(Attention))
         with pytest.raises(ValueError, match=r"^model: is a DistributedDataParallel, wrap model.module$"):
-            mhaprune.wrap(model, cubes, score=[{"x": X}])
+            wrapped(model)
     finally:
         distributed.destroy_process_group()

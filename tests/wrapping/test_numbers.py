@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import mhaprune
 from mhaprune.front.heads import Heads
 from mhaprune.wrapping.numbers import dimensions_of_heads
+from support.attention import close_by_hooks
 
 D, H, T = 16, 4, 4
 """As many positions as heads, so that a size alone does not tell a dimension of heads."""
@@ -65,11 +66,7 @@ def heads() -> Heads:
 def masked(heads: Heads, removed: dict[int, list[int]], x: Tensor) -> Tensor:
     """The output of the dense model, with heads silenced by hooks that know nothing of blocks."""
     model: Any = copy.deepcopy(heads.subject.module)
-    for n, layer in enumerate(model.layers):
-        columns = [column for head in removed.get(n, []) for column in range(head * D // H, (head + 1) * D // H)]
-        layer.out.register_forward_pre_hook(
-            lambda module, given, columns=columns: (given[0].index_fill(-1, torch.tensor(columns), 0.0),)
-        )
+    close_by_hooks([layer.out for layer in model.layers], D // H, removed)
     output: Tensor = model(x)
     return output
 
@@ -140,8 +137,7 @@ def test_heads_behind_a_flat_dimension_or_a_joint_bias_are_found_and_removed(kin
     small: Any = mhaprune.wrap(model, mhaprune.losses.drift, score=[torch.randn(2, T, D)]).prune(
         mask={0: [1], 1: [0, 3]}
     )
-    for layer, columns in zip(model, (range(4, 8), (*range(4), *range(12, 16))), strict=True):
-        layer.out.register_forward_pre_hook(lambda m, x, c=columns: (x[0].index_fill(-1, torch.tensor([*c]), 0.0),))
+    close_by_hooks([layer.out for layer in model], D // H, {0: [1], 1: [0, 3]})
     for examples in (1, H, 2 * H):
         x = torch.randn(examples, T, D)
         torch.testing.assert_close(small(x), model(x), rtol=1e-5, atol=1e-6)

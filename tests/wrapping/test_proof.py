@@ -12,7 +12,10 @@ from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.front.heads import Heads, wrap
 from mhaprune.heads import HeadId
 from mhaprune.wrapping import removal
+from support import attention
 from support.classifier import Classifier, batches
+
+X = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0))
 
 
 def wrapped(model: nn.Module, **given: Any) -> Heads:
@@ -26,10 +29,9 @@ class WithDecoy(Classifier):
         super().__init__()
         self.decoy = MultiHeadAttention(16, 4)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        x = self.embedding(input_ids)
-        self.decoy(x, x, x)
-        return super().forward(input_ids, attention_mask, labels)
+    def judged(self, logits: Tensor, ids: Tensor) -> Tensor:
+        self.decoy(*3 * [self.embedding(ids)])
+        return logits
 
 
 def test_attention_whose_answer_is_thrown_away_is_named_and_a_report_needs_no_effect_of_it() -> None:
@@ -83,9 +85,8 @@ def test_attention_that_was_not_seen_is_named(name: str, kind: str) -> None:
             super().__init__()
             self.layers = nn.ModuleList([nn.ModuleDict({name: type(kind, (Einsum,), {})()})])
 
-        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-            said = super().forward(input_ids, attention_mask, labels)
-            return {"logits": said["logits"] + self.layers[0][name](self.embedding(input_ids)).mean(dim=1)[:, :3]}
+        def judged(self, logits: Tensor, ids: Tensor) -> Tensor:
+            return logits + self.layers[0][name](self.embedding(ids)).mean(dim=1)[:, :3]
 
     heads = wrapped(Partly())
     assert repr(heads) == f"8 heads in 2 blocks, all with an effect, all removable; not seen: layers.0.{name}"
@@ -93,10 +94,10 @@ def test_attention_that_was_not_seen_is_named(name: str, kind: str) -> None:
 
 def test_a_model_that_has_no_float64_is_proved_block_by_block_or_refused_in_one_line() -> None:
     class Single(Classifier):
-        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-            if self.output.weight.dtype == torch.double:
+        def judged(self, logits: Tensor, ids: Tensor) -> Tensor:
+            if logits.dtype == torch.double:
                 raise RuntimeError("Expected Float32, got Double\nand more")
-            return super().forward(input_ids, attention_mask, labels)
+            return logits
 
     assert repr(wrapped(Single())) == "8 heads in 2 blocks, all with an effect, all removable"
     with pytest.raises(ValueError, match=r"does not compute in it \(Expected Float32, got Double\)$"):
@@ -140,10 +141,8 @@ def test_a_weight_that_is_also_read_elsewhere_shows_in_the_whole_model() -> None
     """Each attention module alone is right."""
 
     class ReadsKeys(Classifier):
-        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-            keys = self.attention[0].k_proj(self.embedding(input_ids)).sum(dim=(1, 2))
-            said = super().forward(input_ids, attention_mask, labels)
-            return {"logits": said["logits"] + keys[:, None]}
+        def judged(self, logits: Tensor, ids: Tensor) -> Tensor:
+            return logits + self.attention[0].k_proj(self.embedding(ids)).sum(dim=(1, 2))[:, None]
 
     heads = wrapped(ReadsKeys())
     assert heads.proven.why_not.startswith("masked and removed differ by")
@@ -153,9 +152,8 @@ def test_a_smaller_model_that_ends_in_nan_is_not_proved() -> None:
     """Although each of its modules computes what it should."""
 
     class Shaped(Classifier):
-        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-            whole = self.attention[0].out_proj.weight.shape[1] == 16
-            return {"logits": super().forward(input_ids, attention_mask)["logits"] * (1.0 if whole else float("nan"))}
+        def judged(self, logits: Tensor, ids: Tensor) -> Tensor:
+            return logits * (1.0 if self.attention[0].out_proj.in_features == 16 else float("nan"))
 
     assert "none removable: masked and removed differ by nan" in repr(wrapped(Shaped()))
 
@@ -175,9 +173,8 @@ def test_a_fault_that_rounding_could_hide_shows_in_the_module_alone() -> None:
 
 
 class Coarse(Classifier):
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        said = super().forward(input_ids, attention_mask, labels)["logits"]
-        return {"logits": said + (said - said.detach()) * -1}  # which has no derivative
+    def judged(self, logits: Tensor, ids: Tensor) -> Tensor:
+        return logits + (logits - logits.detach()) * -1  # which has no derivative
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -206,21 +203,10 @@ class LooksAround(nn.Module):
 
 
 def test_a_size_that_is_no_width_of_heads_stays() -> None:
-    class Windowed(Classifier):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.ModuleList(LooksAround() for _ in range(2))
-
-        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-            x = self.embedding(input_ids)
-            for attention in self.attention:
-                x = x + attention(x)
-            return {"logits": self.output(x.mean(dim=1))}
-
-    heads = wrapped(Windowed())
+    heads = attention.wrapped(LooksAround, LooksAround, x=X)
     assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
-    small = heads.prune(mask={0: [0], 1: [1, 2]})
-    assert [(layer.my_heads, layer.window_size) for layer in small.attention] == [(3, 16), (2, 16)]
+    small = attention.pruned(heads, {0: [0], 1: [1, 2]}, X)
+    assert [(layer.my_heads, layer.window_size) for layer in small.layers] == [(3, 16), (2, 16)]
 
 
 def test_what_was_not_proved_is_cut_like_what_was() -> None:
@@ -231,29 +217,16 @@ def test_what_was_not_proved_is_cut_like_what_was() -> None:
             self.my_heads = 4
             return super().forward(x)
 
-    class Windowed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = Fixed()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.attention(x)
-
-    data = [torch.randn(3, 5, 16)]
-    heads = wrap(Windowed(), lambda said, batch: said.square().mean(dim=(1, 2)), score=data, prove="none")
+    heads = attention.wrapped(Fixed, x=X, prove="none")
     assert repr(heads) == "4 heads in 1 block, not proved"
-    name = [str(heads.grid.heads[0])]
-    small = heads.prune(mask=name)
-    with heads.closed(name) as gated, torch.no_grad():
-        torch.testing.assert_close(small(data[0]), gated(data[0]))
+    attention.pruned(heads, {0: [0]}, X)
 
 
 class Random(Classifier):
     size = 3.0
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        said = super().forward(input_ids, attention_mask, labels)
-        return {"logits": said["logits"] + self.size * torch.rand(())}
+    def judged(self, logits: Tensor, ids: Tensor) -> Tensor:
+        return logits + self.size * torch.rand(())
 
 
 def test_random_numbers_in_evaluation_are_said_and_can_be_fixed() -> None:
@@ -274,9 +247,8 @@ def test_a_model_that_counts_its_heads_is_gated_and_not_pruned() -> None:
     """What it computes depends on how many heads there are, so a removed head is not a masked one."""
 
     class Counts(Classifier):
-        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-            scale = 1 / self.attention[0].num_heads if self.attention[0].num_heads else 1.0
-            return {"logits": scale * super().forward(input_ids, attention_mask, labels)["logits"]}
+        def judged(self, logits: Tensor, ids: Tensor) -> Tensor:
+            return logits / max(1, self.attention[0].num_heads)
 
     heads = wrap(Counts(), losses.classification, score=batches(1))
     assert heads.proven.difference > 1e-3
@@ -303,18 +275,10 @@ class AndInput(nn.Module):
 
 
 def test_columns_that_read_no_head_stay_behind_the_heads() -> None:
-    class Net(Classifier):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.ModuleList([AndInput()])
-
-        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-            return {"logits": self.output(self.attention[0](self.embedding(input_ids)).mean(dim=1))}
-
-    heads = wrapped(Net())
+    heads = attention.wrapped(AndInput, x=X)
     assert repr(heads) == "4 heads in 1 block, all with an effect, all removable"
     assert heads.proven.difference < 1e-12
-    assert heads.prune(keep=1).attention[0].out.weight.shape == (16, 4 + 16)
+    assert heads.prune(keep=1).layers[0].out.weight.shape == (16, 4 + 16)
 
 
 @pytest.fixture(scope="module")
@@ -348,13 +312,11 @@ def test_a_closed_gate_lets_its_fallback_through_instead_of_nothing(heads: Heads
 class Windows(Classifier):
     """Attention within windows of two tokens, each of which is a row of its own."""
 
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor]:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         x = self.embedding(input_ids)
-        for attention in self.attention:
+        for layer in self.attention:
             rows = x.reshape(-1, 2, x.shape[-1])
-            x = x + attention(rows, rows, rows)[0].reshape(x.shape)
+            x = x + layer(rows, rows, rows)[0].reshape(x.shape)
         return {"logits": self.output(x.mean(dim=1))}
 
 

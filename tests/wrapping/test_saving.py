@@ -12,8 +12,9 @@ from torch.nn import functional as F
 import mhaprune
 from mhaprune.heads import HeadMask
 from mhaprune.wrapping.saving import CHECKSUMS
+from support.attention import WIDTH, Attention, Stack, X, square
 
-VOCABULARY, WIDTH = 11, 16
+VOCABULARY = 11
 
 
 class Layers(nn.Module):
@@ -31,31 +32,15 @@ class Layers(nn.Module):
         return logits
 
 
-class Attention(nn.Module):
-    """Projections of one's own, and attention by a function."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_heads = 4
-        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (each(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
-        out: Tensor = self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return out
-
-
 class Own(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.config = {"heads": 4}  # a plain dict, as many have it
-        self.embed, self.attention = nn.Embedding(VOCABULARY, WIDTH), nn.ModuleList(Attention() for _ in range(3))
+        self.embed, self.attention = nn.Embedding(VOCABULARY, WIDTH), Stack(Attention, Attention, Attention)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x: Tensor = self.embed(ids)
-        for layer in self.attention:
-            x = x + layer(x)
-        return x.mean(dim=1)
+        out: Tensor = self.attention(self.embed(ids)).mean(dim=1)
+        return out
 
 
 @pytest.fixture
@@ -64,10 +49,6 @@ def bert() -> Any:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
     torch.manual_seed(0)
     return transformers.BertModel(transformers.BertConfig(vocab_size=VOCABULARY, **sizes)).eval()
-
-
-def size(output: Tensor, batch: Any) -> Tensor:
-    return output.square().mean(dim=1)
 
 
 def built(kind: type[nn.Module] = Layers, seed: int = 0) -> nn.Module:
@@ -86,10 +67,10 @@ def called(model: nn.Module, batch: Any) -> Tensor:
 
 @pytest.mark.parametrize("kind", [Layers, Own])
 def test_a_model_of_ones_own_comes_back_with_the_heads_it_has_left(kind: Any, tmp_path: Path) -> None:
-    heads = mhaprune.wrap(built(kind), size, score=[IDS])
+    heads = mhaprune.wrap(built(kind), square, score=[IDS])
     first, *_, last = heads.grid.blocks
     lost = [head for head in heads.grid if head.block == first or (head.block == last and head.head == 1)]
-    once = mhaprune.wrap(heads.prune(mask=[heads.grid.heads[0]]), size, score=[IDS])
+    once = mhaprune.wrap(heads.prune(mask=[heads.grid.heads[0]]), square, score=[IDS])
     twice = once.prune(mask=lost[1:])
     mhaprune.save(twice, tmp_path / "small")
     fresh = built(kind, seed=1)
@@ -97,7 +78,7 @@ def test_a_model_of_ones_own_comes_back_with_the_heads_it_has_left(kind: Any, tm
     again = mhaprune.load(tmp_path / "small", model=fresh)
     assert torch.equal(called(again, IDS), called(twice, IDS))
     assert all(torch.equal(value, before[name]) for name, value in fresh.state_dict().items())
-    third = mhaprune.wrap(again, size, score=[IDS])
+    third = mhaprune.wrap(again, square, score=[IDS])
     assert list(third.grid) == [head for head in heads.grid if head not in lost]  # their names of old
     gated = heads.subject.in_double()
     mask = HeadMask(heads.grid).without(*lost, third.grid.heads[0])
@@ -108,7 +89,7 @@ def test_a_model_of_ones_own_comes_back_with_the_heads_it_has_left(kind: Any, tm
 
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     model = built()
-    heads = mhaprune.wrap(model, size, score=[IDS])
+    heads = mhaprune.wrap(model, square, score=[IDS])
     mhaprune.save(heads.prune(mask={0: [1, 2]}), folder := tmp_path / "small")
 
     def refused(message: str, **given: Any) -> None:
@@ -135,7 +116,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_folder_holds_one_model(bert: Any, tmp_path: Path) -> None:
-    small = mhaprune.wrap(built(), size, score=[IDS]).prune(mask={0: [1]})
+    small = mhaprune.wrap(built(), square, score=[IDS]).prune(mask={0: [1]})
     for model, kind in ((small, Layers), (bert, type(bert)), (small, Layers)):
         mhaprune.save(model, tmp_path / "model")
         given = {} if model is bert else {"model": built()}
@@ -173,7 +154,7 @@ class Adapted(Sentences):
 @pytest.mark.parametrize("gone", [{0: [1], 1: [0, 3]}, {0: [0, 1, 2, 3]}])
 def test_a_model_around_one_of_transformers(kind: Any, gone: Any, bert: Any, tmp_path: Path) -> None:
     batch = {"input_ids": IDS}
-    small: Any = mhaprune.wrap(kind(bert), size, score=[batch]).prune(mask=gone)
+    small: Any = mhaprune.wrap(kind(bert), square, score=[batch]).prune(mask=gone)
     mhaprune.save(small, tmp_path / "small")
     inner: Any = mhaprune.load(tmp_path / "small")
     assert type(inner) is type(bert)
@@ -224,7 +205,7 @@ class WithHead(Sentences):
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
-        self.parts_on_top = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 4, 8, batch_first=True), 1)
+        self.parts_on_top = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 8, batch_first=True), 1)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         said: Tensor = self.parts_on_top(self.parts[0](input_ids).last_hidden_state)[:, 0]
@@ -234,13 +215,13 @@ class WithHead(Sentences):
 @pytest.mark.filterwarnings("ignore")
 def test_weights_around_a_model_of_transformers_are_kept(bert: Any, tmp_path: Path) -> None:
     batch = {"input_ids": IDS}
-    heads = mhaprune.wrap(WithHead(bert).eval(), size, score=[batch])
+    heads = mhaprune.wrap(WithHead(bert).eval(), square, score=[batch])
     lost = [heads.grid.heads[0], heads.grid.heads[-1], heads.grid.heads[-4]]
     small: Any = heads.prune(mask=lost)
     mhaprune.save(small, tmp_path / "small")
     again = mhaprune.load(tmp_path / "small", model=WithHead(type(bert)(bert.config)))
     assert torch.equal(called(again, batch), called(small, batch))
-    assert list(mhaprune.wrap(again, size, score=[batch]).grid) == [head for head in heads.grid if head not in lost]
+    assert list(mhaprune.wrap(again, square, score=[batch]).grid) == [head for head in heads.grid if head not in lost]
 
 
 def test_a_pruned_part_of_a_larger_model_keeps_its_names(tmp_path: Path) -> None:
@@ -253,11 +234,11 @@ def test_a_pruned_part_of_a_larger_model_keeps_its_names(tmp_path: Path) -> None
             said: Tensor = self.more(self.part(ids))
             return said
 
-    small = Larger(mhaprune.wrap(built(), size, score=[IDS]).prune(mask={0: [0, 2]})).half()
+    small = Larger(mhaprune.wrap(built(), square, score=[IDS]).prune(mask={0: [0, 2]})).half()
     mhaprune.save(small, tmp_path / "small")
     again: Any = mhaprune.load(tmp_path / "small", model=Larger(built(seed=1)))
     assert again.more.weight.dtype == torch.float16
-    heads = mhaprune.wrap(again.float(), size, score=[IDS])
+    heads = mhaprune.wrap(again.float(), square, score=[IDS])
     assert [head.head for head in heads.grid] == [1, 3, *range(4), *range(4)]
 
 
@@ -270,18 +251,15 @@ class Alone(Attention):
         super().__init__()
         self.register_buffer("slopes", torch.tensor([0.5, 1.0, 2.0, 4.0]), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (each(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
-        bias = self.slopes[:, None, None] * torch.arange(x.shape[1])
-        out: Tensor = self.o(F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2))
-        return out
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bias = self.slopes[:, None, None] * torch.arange(q.shape[2])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 def test_numbers_of_heads_that_are_not_saved_are_those_of_the_heads_that_are_left(tmp_path: Path) -> None:
-    x = torch.randn(3, 5, WIDTH, generator=torch.Generator().manual_seed(0))
-    heads = mhaprune.wrap(built(Alone), lambda output, batch: output.square().mean(dim=(1, 2)), score=[x])
+    heads = mhaprune.wrap(built(Alone), square, score=[X])
     small: Any = heads.prune(mask=["attention.0.0", "attention.0.2"])
     mhaprune.save(small, tmp_path / "small")
     again: Any = mhaprune.load(tmp_path / "small", model=built(Alone, seed=1))
     assert again.slopes.tolist() == small.slopes.tolist() == [1.0, 4.0]
-    assert torch.equal(called(again, x), called(small, x))
+    assert torch.equal(called(again, X), called(small, X))

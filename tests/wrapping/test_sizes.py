@@ -2,6 +2,7 @@
 
 import copy
 import io
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import mhaprune
 from mhaprune.wrapping.reshaping import Sizes
+from support.attention import Stack, close_by_hooks
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script")]
 
@@ -70,35 +72,19 @@ class Shared(nn.Module):
         return out
 
 
-class Net(nn.Module):
-    def __init__(self, kind: Any, *how: Any) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(kind(*how) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return x
-
-
-KINDS = {"fused": (Causal, True), "slow": (Causal, False), "image": (Image,), "shared": (Shared,)}
+KINDS = {"fused": partial(Causal, True), "slow": partial(Causal, False), "image": Image, "shared": Shared}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_removed_is_masked_once_and_twice_also_as_a_copy_from_a_file_and_exported(kind: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model: Any = Net(*KINDS[kind]).eval()
+    model: Any = Stack(*2 * [KINDS[kind]])
     heads = mhaprune.wrap(model, mhaprune.losses.drift, score=[torch.randn(2, 5, D)])
     assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
     assert all(block.as_written for block in heads.subject.blocks)
     small = mhaprune.wrap(heads.prune(mask={0: [0, 1], 1: [1, 3]}), mhaprune.losses.drift, score=[torch.randn(2, 5, D)])
     again: Any = small.prune(mask={0: [2]})
-    both = {0: [0, 1, 2], 1: [1, 3]}
-    for n, layer in enumerate(model.layers):
-        columns = torch.tensor([column for head in both[n] for column in range(head * D // H, (head + 1) * D // H)])
-        out = list(layer.children())[1]
-        out.register_forward_pre_hook(lambda module, given, c=columns: (given[0].index_fill(-1, c, 0.0),))
+    close_by_hooks([[*layer.children()][1] for layer in model.layers], D // H, {0: [0, 1, 2], 1: [1, 3]})
     torch.save(again, file := io.BytesIO())
     file.seek(0)
     mhaprune.export(again, tmp_path / "again.pt2", torch.randn(2, 5, D))

@@ -11,12 +11,9 @@ from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import output_difference
 from mhaprune.wrapping.blocks import AttentionBlock, Rows
 from mhaprune.wrapping.torch_nn import converted
+from support.attention import Attention, Stack, pruned, square
 
 B, T, U, D, H = 3, 5, 4, 16, 4
-
-
-def square(output: Any, batch: Any) -> Tensor:
-    return (output[0] if isinstance(output, tuple) else output).flatten(1).square().mean(dim=1)
 
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -139,20 +136,13 @@ def test_what_torch_adds_to_the_keys_is_refused() -> None:
         wrap(model, square, score=[{"query": torch.randn(B, T, D), "memory": torch.randn(B, U, D)}])
 
 
-class ByHand(nn.Module):
+class ByHand(Attention):
     """Attention that nothing can trace."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.mix = (nn.Linear(D, D) for _ in range(4))
-        self.num_heads = H
+        super().__init__(D)
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        out: Tensor = self.mix(self.attend(q, k, v).transpose(1, 2).flatten(2))
-        return out
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         weights = (torch.einsum("bhtk,bhuk->bhtu", q, k) / q.shape[-1] ** 0.5).softmax(-1)
         return torch.einsum("bhtu,bhuk->bhtk", weights, v)
 
@@ -160,19 +150,19 @@ class ByHand(nn.Module):
 class Products(ByHand):
     """The same with two products of matrices."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.matmul(q, k.permute(0, 1, 3, 2)).div(2).softmax(-1) @ v
 
 
 class Unnormalised(ByHand):
     """Two products with numbers between them that do not sum to 1."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.matmul(q, k.mT).relu() @ v
 
 
 class Tower(nn.Module):
-    def __init__(self, kind: type[ByHand] = ByHand) -> None:
+    def __init__(self, kind: type[Attention] = ByHand) -> None:
         super().__init__()
         self.my_attention = kind()
 
@@ -196,13 +186,13 @@ def test_products_without_weights_are_no_attention() -> None:
 
 def test_blocks_by_hand() -> None:
     model, batch = randomised(Tower()), [torch.randn(B, T, D)]
-    message = 'AttentionBlock.path, out="mix", heads=4. for path in ."my_attention".'
+    message = 'AttentionBlock.path, out="o", heads=4. for path in ."my_attention".'
     with pytest.raises(ValueError, match=f"Tower: no attention found.*Name the blocks by hand, for example.*{message}"):
         wrap(model, square, score=batch)
-    gates_only = wrap(model, square, score=batch, blocks=[AttentionBlock("my_attention", out="mix", heads=4)])
+    gates_only = wrap(model, square, score=batch, blocks=[AttentionBlock("my_attention", out="o", heads=4)])
     assert repr(gates_only).endswith("none removable: my_attention: it is given without query, key, value")
     assert gates_only.proven.smallest_effect > 1e-6
-    block = AttentionBlock("my_attention", out="mix", heads=4, query="q", key="k", value="v")
+    block = AttentionBlock("my_attention", out="o", heads=4, query="q", key="k", value="v")
     heads = wrap(model, square, score=batch, blocks=[block])
     assert heads.proven.why_not == ""
     assert heads.prune(1).my_attention.q.out_features == D // 4
@@ -222,15 +212,8 @@ class Fused(nn.Module):
         return self.out(torch.einsum("bhtu,buhk->bthk", weights, v).flatten(2)) + self.gru_rel_pos_linear(x)
 
 
-class Stack(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attn_layers = nn.ModuleList([Fused(), nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D)), Fused()])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.attn_layers:
-            x = x + layer(x)
-        return x
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D))
 
 
 class FusedAttention(Fused):
@@ -238,55 +221,54 @@ class FusedAttention(Fused):
 
 
 def test_the_hint_names_w_o_of_every_layer_and_what_it_says_can_be_pasted() -> None:
-    model = randomised(Stack())
-    for n in (0, 2):
-        model.attn_layers[n].__class__ = FusedAttention
+    model = randomised(Stack(FusedAttention, mlp, FusedAttention))
     data = [torch.randn(B, T, D)]
     with pytest.raises(ValueError, match="no attention found") as refused:
         wrap(model, square, score=data)
     hint = str(refused.value).partition("blocks=")[2]
-    assert hint.endswith('out="out", heads=4) for path in ["attn_layers.0", "attn_layers.2"]]')
+    assert hint.endswith('out="out", heads=4) for path in ["layers.0", "layers.2"]]')
     heads = wrap(model, square, score=data, blocks=eval(hint))
     assert repr(heads).startswith("8 heads in 2 blocks, all with an effect, none removable")
 
 
 def test_rows_of_one_module_are_named_by_hand_and_cut() -> None:
-    model, data = randomised(Stack()), [torch.randn(B, T, D)]
+    model, data = randomised(Stack(Fused, mlp, Fused)), [torch.randn(B, T, D)]
     parts = {
         name: Rows.part("qkv", n, of=3, heads=H, head_dim=D // H) for n, name in enumerate(("query", "key", "value"))
     }
-    blocks = [AttentionBlock(f"attn_layers.{n}", "out", H, counts=["heads"], **parts) for n in (0, 2)]
+    blocks = [AttentionBlock(f"layers.{n}", "out", H, counts=["heads"], **parts) for n in (0, 2)]
     heads = wrap(model, square, score=data, blocks=blocks)
     assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
-    small = heads.prune(mask={0: [0], 2: [1, 2]})
-    assert [small.attn_layers[n].qkv.out_features for n in (0, 2)] == [3 * 3 * D // 4, 3 * 2 * D // 4]
-    with heads.closed({0: [0], 2: [1, 2]}) as model, torch.no_grad():
-        torch.testing.assert_close(model(data[0]), small(data[0]))
+    small = pruned(heads, {0: [0], 2: [1, 2]}, data[0])
+    assert [small.layers[n].qkv.out_features for n in (0, 2)] == [3 * 3 * D // 4, 3 * 2 * D // 4]
 
 
 def test_attention_that_looks_only_ahead_is_attention() -> None:
     class Ahead(ByHand):
-        def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             seen = torch.ones(q.shape[2], q.shape[2]).triu().log()
             weights = (torch.einsum("bhtk,bhuk->bhtu", q, k) + seen).softmax(-1)
             return torch.einsum("bhtu,bhuk->bhtk", weights, v)
 
-    block = AttentionBlock("my_attention", out="mix", heads=4, query="q", key="k", value="v")
+    block = AttentionBlock("my_attention", out="o", heads=4, query="q", key="k", value="v")
     heads = wrap(randomised(Tower(Ahead)), square, score=[torch.randn(B, T, D)], blocks=[block])
     assert heads.proven.why_not == ""
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
 def test_attention_adapted_by_lora_and_compiled_models_are_told_what_to_do() -> None:
-    class Adapted(ByHand):
+    class Lora(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.lora_B = nn.Linear(D, D)
+            self.base, self.lora_B = nn.Linear(D, D), nn.Linear(D, D)
 
         def forward(self, x: Tensor) -> Tensor:
-            q, k, v = (made(x).unflatten(-1, (H, -1)).transpose(1, 2) for made in (self.q, self.k, self.v))
-            q = q + self.lora_B(x).unflatten(-1, (H, -1)).transpose(1, 2)
-            return self.mix(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            return self.base(x) + self.lora_B(x)
+
+    class Adapted(Attention):
+        def __init__(self) -> None:
+            super().__init__(D)
+            self.q = Lora()  # type: ignore[assignment]
 
     heads = wrap(randomised(Tower(Adapted)), square, score=[torch.randn(B, T, D)])
     assert "its query is adapted by LoRA; call merge_and_unload() on the model first" in heads.proven.why_not
@@ -301,11 +283,11 @@ def test_attention_adapted_by_lora_and_compiled_models_are_told_what_to_do() -> 
     [
         (AttentionBlock("my_attention", "q", 4), "my_attention.q is no output projection of attention"),
         (
-            AttentionBlock("my_attention", "mix", 4, query=Rows("q", ((0, 99),) * 4)),
+            AttentionBlock("my_attention", "o", 4, query=Rows("q", ((0, 99),) * 4)),
             "q makes 16 features, of which query must take 4 for each of 4 heads",
         ),
         (AttentionBlock("my_attention", "nothing", 4), "the model has no module my_attention.nothing"),
-        (AttentionBlock("my_attention", "mix", 3), "my_attention with heads=3: must divide the 16 input columns"),
+        (AttentionBlock("my_attention", "o", 3), "my_attention with heads=3: must divide the 16 input columns"),
         (AttentionBlock("", "my_attention", 4), "is a ByHand, must be a linear module"),
     ],
 )

@@ -106,15 +106,15 @@ class Answer(dict[str, Tensor]):
 
 
 class Answers(Classifier):
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        return Answer(super().forward(input_ids, attention_mask, labels))
+    def forward(self, *given: Any, **named: Any) -> dict[str, Tensor]:
+        return Answer(super().forward(*given, **named))
 
 
 class Regression(Answers):
     """One number per example, of which a softmax says nothing."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        return Answer(logits=super().forward(input_ids, attention_mask, labels)["logits"][:, :1])
+    def judged(self, logits: Tensor, ids: Tensor) -> Tensor:
+        return logits[:, :1]
 
 
 @pytest.mark.parametrize("kind", [Answers, Classifier, Regression])
@@ -144,11 +144,9 @@ def test_distillation_asks_for_what_the_dense_model_says(kind: type[Classifier])
 def test_a_layer_without_heads_stays_silent(name: str) -> None:
     """A head had to stay in its weights. Neither a refit nor a training may listen to it."""
     pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
-    from tiny_families import FAMILIES, batch_of, make, size_of_output
+    from tiny_families import heads_of
 
-    family = FAMILIES[name]
-    batch = batch_of(family)
-    found = wrap(make(family, "sdpa"), size_of_output, score=[batch], choose=[batch], report=[batch])
+    found = heads_of(name)
     block = found.grid.blocks[0]
     mask = HeadMask(found.grid, frozenset(head for head in found.grid if head.block == block))
     model = found.without(mask, refit=True)

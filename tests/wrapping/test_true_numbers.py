@@ -17,6 +17,7 @@ from mhaprune.front.heads import Heads
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.storage import cache
 from mhaprune.storage.functions import Undescribed, described
+from support.attention import Attention, pruned
 
 Change = Callable[[Tensor], Tensor]
 
@@ -30,31 +31,22 @@ def texts(count: int = 2, examples: int = 6, length: int = 7) -> list[tuple[Tens
     return [(ids(n, examples, length + n), ids(50 + n, examples, below=3)) for n in range(count)]
 
 
-class Attention(nn.Module):
-    """Attention of one's own; `time_first` computes (T, B, D)."""
+class Narrow(Attention):
+    def __init__(self) -> None:
+        super().__init__(16)
 
-    time_first = False
 
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.num_heads = 4
-        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+class TimeFirst(Narrow):
+    """Computes (T, B, D)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.transpose(0, 1) if self.time_first else x
-        query, key, value = (f(x).unflatten(-1, (-1, 4)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        said = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-        return self.o(said.transpose(0, 1) if self.time_first else said)
-
-
-class TimeFirst(Attention):
-    time_first = True
+        return super().forward(x.transpose(0, 1)).transpose(0, 1)
 
 
 class Net(nn.Module):
     """Two layers; `after` changes what the first adds."""
 
-    def __init__(self, kind: type[Attention] = Attention, after: Change | None = None, calls: int = 1) -> None:
+    def __init__(self, kind: type[Attention] = Narrow, after: Change | None = None, calls: int = 1) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embedding, self.output = nn.Embedding(11, 16), nn.Linear(16, 3)
@@ -65,13 +57,12 @@ class Net(nn.Module):
                 weight.mul_(2.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.embedding(x)
-        if self.layers[0].time_first:
-            x = x.transpose(0, 1)
+        time_first = isinstance(self.layers[0], TimeFirst)
+        x = self.embedding(x).transpose(0, 1) if time_first else self.embedding(x)
         for layer in [*self.layers] * self.calls:
             said = layer(x)
             x = x + (self.after(said) if layer is self.layers[0] else said)
-        return self.output(x.mean(dim=0 if self.layers[0].time_first else 1))
+        return self.output(x.mean(dim=0 if time_first else 1))
 
 
 def wrapped(model: nn.Module, **how: Any) -> Heads:
@@ -112,14 +103,14 @@ def test_a_derivative_that_moves_nothing_is_no_effect() -> None:
     assert heads.proven.smallest_effect > 1e-6
 
 
-class Long(Attention):
+class Long(Narrow):
     """What it computes depends on its number of heads, for long inputs."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * (self.o.in_features / 16 if x.shape[1] > 8 else 1)
 
 
-class Many(Attention):
+class Many(Narrow):
     """What it computes depends on its number of heads, for large batches."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -289,10 +280,7 @@ def test_gates_reach_a_model_that_is_compiled(when: str) -> None:
         with torch.no_grad():
             model(texts()[0][0])
     assert heads.evaluate(EVERY)["loss"].tolist() == pytest.approx(plain["loss"].tolist(), abs=1e-6)
-    words = texts()[0][0]
-    with heads.closed(EVERY) as gated, torch.no_grad():
-        closed = gated(words)
-    torch.testing.assert_close(closed, heads.prune(mask=EVERY)(words))
+    pruned(heads, EVERY, texts()[0][0])
 
 
 def test_a_gate_that_is_not_applied_is_an_error_that_names_the_layer() -> None:
@@ -453,9 +441,7 @@ def test_one_layer_that_cannot_be_cut_leaves_the_others() -> None:
 
     heads = wrapped(Pooled())
     assert "8 removable (attention.0 is not: its query is made by no linear module" in repr(heads)
-    small = heads.prune(mask={"layers.0": [1]})
-    with heads.closed({"layers.0": [1]}) as gated, torch.no_grad():
-        torch.testing.assert_close(gated(texts()[0][0]), small(texts()[0][0]))
+    pruned(heads, {"layers.0": [1]}, texts()[0][0])
     assert {head.site for head in heads.mask(keep=5, by="gate_output").removed} == {"layers"}
     with pytest.raises(ValueError, match="can be gated, not removed: its query is made by no linear module"):
         heads.prune(mask={"attention.0": [0]})

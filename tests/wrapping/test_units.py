@@ -1,6 +1,5 @@
 """Sets of heads as units, even removal, and masks and scores that users bring."""
 
-import functools
 import json
 import re
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 
 import transformers
-from tiny_families import FAMILIES, batch_of, make, size_of_output
+from tiny_families import FAMILIES, batch_of, heads_of, size_of_output
 
 import mhaprune
 from mhaprune.front.heads import Heads, wrap
@@ -30,15 +29,9 @@ from support.figures import drawing
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 
-@functools.cache
-def heads_of(name: str) -> Heads:
-    """Two layers of four heads. In llama and qwen2, two heads share keys and values."""
-    split = [batch_of(FAMILIES[name])]
-    return wrap(make(FAMILIES[name]), size_of_output, score=split, choose=split, report=split)
-
-
 @pytest.fixture
 def llama() -> Heads:
+    """Two heads share keys and values."""
     return heads_of("llama")
 
 
@@ -329,12 +322,12 @@ def test_scores_of_ones_own_choose_heads(llama: Heads, tmp_path: Path) -> None:
         llama.mask(by=llama.score("ablation", "magnitude"))
 
 
+@torch.no_grad()
 def test_a_model_is_called_with_heads_closed(llama: Heads) -> None:
     batch, mask = batch_of(FAMILIES["llama"]), llama.mask(keep=3, by="magnitude")
 
     def logits() -> Tensor:
-        with torch.no_grad():
-            found: Tensor = llama.subject.model(**batch).logits
+        found: Tensor = llama.subject.model(**batch).logits
         return found
 
     before = logits()
@@ -342,9 +335,7 @@ def test_a_model_is_called_with_heads_closed(llama: Heads) -> None:
         assert model is llama.subject.model
         closed = logits()
     assert torch.equal(before, logits()), "nothing stays behind"
-    with torch.no_grad():
-        removed = llama.prune(mask=mask)(**batch).logits
-    torch.testing.assert_close(closed, removed)
+    torch.testing.assert_close(closed, llama.prune(mask=mask)(**batch).logits)
     assert not torch.allclose(closed, before)
 
 

@@ -2,62 +2,21 @@
 
 import copy
 import io
-import subprocess
-import sys
 from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mhaprune
 from mhaprune.wrapping.torch_nn import converted
-
-WIDTH = 16
-
-
-class Attention(nn.Module):
-    """Projections of one's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_heads = 4
-        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (each(x).unflatten(-1, (-1, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
-        out: Tensor = self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return out
-
-
-class Own(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.ModuleList(Attention() for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.attention:
-            x = x + layer(x)
-        return x
+from support.attention import WIDTH, Attention, Stack, X, pruned, square, wrapped
 
 
 def own(seed: int = 0) -> Any:
-    torch.manual_seed(seed)
-    return Own().eval()
-
-
-def square(output: Any, batch: Any) -> Tensor:
-    return (output[0] if isinstance(output, tuple) else output).flatten(1).square().mean(dim=1)
-
-
-X = torch.randn(3, 5, WIDTH, generator=torch.Generator().manual_seed(0))
-
-
-def wrapped(model: nn.Module) -> Any:
-    return mhaprune.wrap(model, square, score=[{"x": X}], call=lambda model, batch: model(batch["x"]))
+    return Stack(Attention, Attention, Attention, seed=seed)
 
 
 def weights(model: nn.Module) -> int:
@@ -102,7 +61,7 @@ def test_a_layer_refuses_heads_that_it_has_not(kept: list[int]) -> None:
 
 def tie(model: Any, *names: str) -> Any:
     for name in names:
-        getattr(model.attention[1], name).weight = getattr(model.attention[0], name).weight
+        getattr(model.layers[1], name).weight = getattr(model.layers[0], name).weight
     return model
 
 
@@ -111,7 +70,7 @@ def test_shared_weights_stay_shared_when_they_are_cut_alike(names: str, tmp_path
     model = tie(own(), *names)
     heads = wrapped(model)
     small = heads.prune(mask={0: [2], 1: [2]})
-    assert all(getattr(small.attention[0], n).weight is getattr(small.attention[1], n).weight for n in names)
+    assert all(getattr(small.layers[0], n).weight is getattr(small.layers[1], n).weight for n in names)
     assert weights(small) < weights(model)
     mhaprune.save(small, tmp_path / "small")
     again: Any = mhaprune.load(tmp_path / "small", model=tie(own(seed=1), *names))
@@ -121,11 +80,11 @@ def test_shared_weights_stay_shared_when_they_are_cut_alike(names: str, tmp_path
 
 def test_queries_and_keys_may_be_one() -> None:
     model = own()
-    for layer in model.attention:
+    for layer in model.layers:
         layer.k.weight = layer.q.weight
     small = wrapped(model).prune(mask={0: [2], 2: [0, 1]})
-    assert all(layer.k.weight is layer.q.weight for layer in small.attention)
-    assert [len(layer.q.weight) for layer in small.attention] == [12, 16, 8]
+    assert all(layer.k.weight is layer.q.weight for layer in small.layers)
+    assert [len(layer.q.weight) for layer in small.layers] == [24, 32, 16]
 
 
 def test_shared_weights_that_would_become_two_are_refused() -> None:
@@ -158,7 +117,7 @@ def test_a_silent_head_stays_silent_in_any_training(way: str, tmp_path: Path) ->
     elif way == "saved":
         mhaprune.save(small, tmp_path / "small")
         small = mhaprune.load(tmp_path / "small", model=own(seed=1))
-    out = small.attention[0].o
+    out = small.layers[0].o
     optimiser = torch.optim.SGD(small.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
     for _ in range(3):
         optimiser.zero_grad()
@@ -175,12 +134,10 @@ def test_a_silent_head_stays_silent_in_any_training(way: str, tmp_path: Path) ->
 
 @pytest.fixture
 def llama() -> Any:
-    transformers = pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
-    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(vocab_size=11, intermediate_size=16, **sizes, initializer_range=0.2)
-    ).eval()
+    pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+    from tiny_families import FAMILIES, make
+
+    return make(FAMILIES["llama"])
 
 
 IDS = torch.arange(24).reshape(2, 12) % 11
@@ -205,9 +162,7 @@ def test_an_attention_function_of_the_users_is_kept(llama: Any) -> None:
     AttentionMaskInterface.register("mine", sdpa_mask)
     llama.set_attn_implementation("mine")
     heads = of_text(llama)
-    small = heads.prune(mask=UNEVEN)
-    with torch.no_grad(), heads.closed(UNEVEN) as closed:
-        assert torch.allclose(closed(IDS).logits, small(IDS).logits, atol=1e-6)
+    small = pruned(heads, UNEVEN, IDS)
     before = small(IDS).logits
     small.set_attn_implementation("sdpa")
     assert not torch.allclose(small(IDS).logits, before, atol=1e-6)
@@ -227,18 +182,4 @@ def test_a_forward_of_the_users_is_kept() -> None:
 
     for layer in model.transformer.h:
         layer.self_attention.forward = MethodType(mine, layer.self_attention)
-    heads = of_text(model)
-    small = heads.prune(mask=UNEVEN)
-    with torch.no_grad(), heads.closed(UNEVEN) as closed:
-        assert torch.allclose(closed(IDS).logits, small(IDS).logits, atol=1e-6)
-
-
-def test_a_pickled_model_is_read_by_a_new_process(llama: Any, tmp_path: Path) -> None:
-    small = of_text(llama).prune(mask=UNEVEN)
-    torch.save((small, IDS, small(IDS).logits), tmp_path / "small.pt")
-    code = f"""
-import mhaprune, torch
-small, ids, said = torch.load({str(tmp_path / "small.pt")!r}, weights_only=False)
-assert torch.equal(small(ids).logits, said)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
+    pruned(of_text(model), UNEVEN, IDS)

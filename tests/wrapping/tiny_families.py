@@ -1,5 +1,6 @@
 """Tiny models of the families of transformers, with random weights, and a batch for each."""
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -16,12 +17,15 @@ BART = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attent
 BART |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64}
 BART |= {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": None}
 BART |= {"decoder_start_token_id": 2}
+T5 = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4}
+T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": None}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT2 |= {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
 
 
 class Family(NamedTuple):
     """How a model is made, and what it reads."""
 
-    config: str
     model: str
     settings: dict[str, Any]
     batch: str = "text"
@@ -31,78 +35,52 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "bert": Family("BertConfig", "BertForSequenceClassification", TEXT),
-    "roberta": Family("RobertaConfig", "RobertaModel", TEXT),
+    "bert": Family("BertForSequenceClassification", TEXT),
+    "roberta": Family("RobertaModel", TEXT),
     "distilbert": Family(
-        "DistilBertConfig",
         "DistilBertModel",
         {"vocab_size": VOCABULARY, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 32},
     ),
-    "electra": Family("ElectraConfig", "ElectraModel", {**TEXT, "embedding_size": 16}),
-    "albert": Family("AlbertConfig", "AlbertModel", {**TEXT, "embedding_size": 16}),
-    "vit": Family("ViTConfig", "ViTForImageClassification", IMAGES, "image"),
-    "clip_vision": Family("CLIPVisionConfig", "CLIPVisionModel", IMAGES, "image"),
+    "electra": Family("ElectraModel", {**TEXT, "embedding_size": 16}),
+    "albert": Family("AlbertModel", {**TEXT, "embedding_size": 16}),
+    "vit": Family("ViTForImageClassification", IMAGES, "image"),
+    "clip_vision": Family("CLIPVisionModel", IMAGES, "image"),
     "wav2vec2": Family(
-        "Wav2Vec2Config",
         "Wav2Vec2Model",
         {**TEXT, "conv_dim": (16,), "conv_stride": (4,), "conv_kernel": (8,)}
         | {"num_feat_extract_layers": 1, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},
         "sound",
     ),
-    "modernbert": Family("ModernBertConfig", "ModernBertModel", {**CAUSAL, "cls_token_id": 1, "sep_token_id": 2}),
-    "gpt_neox": Family("GPTNeoXConfig", "GPTNeoXForCausalLM", CAUSAL, generates=True),
+    "modernbert": Family("ModernBertModel", {**CAUSAL, "cls_token_id": 1, "sep_token_id": 2}),
+    "gpt_neox": Family("GPTNeoXForCausalLM", CAUSAL, generates=True),
     "opt": Family(
-        "OPTConfig",
         "OPTForCausalLM",
         {**CAUSAL, "ffn_dim": 32, "word_embed_proj_dim": 32, "do_layer_norm_before": True},
         generates=True,
     ),
-    "gpt2": Family(
-        "GPT2Config",
-        "GPT2LMHeadModel",
-        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-        | {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0},
-        generates=True,
-    ),
-    "llama": Family("LlamaConfig", "LlamaForCausalLM", GROUPED, generates=True),
-    "mistral": Family("MistralConfig", "MistralForCausalLM", GROUPED, generates=True),
-    "qwen2": Family("Qwen2Config", "Qwen2ForCausalLM", GROUPED, generates=True),
-    "qwen3": Family("Qwen3Config", "Qwen3ForCausalLM", {**GROUPED, "head_dim": 8}, generates=True),
-    "gemma3": Family("Gemma3TextConfig", "Gemma3ForCausalLM", {**GROUPED, "head_dim": 8}, generates=True),
-    "bart": Family("BartConfig", "BartForConditionalGeneration", BART, "pair", generates=True),
-    "marian": Family("MarianConfig", "MarianMTModel", BART, "pair", generates=True),
-    "t5": Family(
-        "T5Config",
-        "T5ForConditionalGeneration",
-        {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4}
-        | {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": None},
-        "pair",
-        generates=True,
-    ),
-    "umt5": Family(
-        "UMT5Config",
-        "UMT5ForConditionalGeneration",
-        {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4}
-        | {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": None},
-        "pair",
-        generates=True,
-    ),
+    "gpt2": Family("GPT2LMHeadModel", GPT2, generates=True),
+    "llama": Family("LlamaForCausalLM", GROUPED, generates=True),
+    "mistral": Family("MistralForCausalLM", GROUPED, generates=True),
+    "qwen2": Family("Qwen2ForCausalLM", GROUPED, generates=True),
+    "qwen3": Family("Qwen3ForCausalLM", {**GROUPED, "head_dim": 8}, generates=True),
+    "gemma3": Family("Gemma3ForCausalLM", {**GROUPED, "head_dim": 8}, generates=True),
+    "bart": Family("BartForConditionalGeneration", BART, "pair", generates=True),
+    "marian": Family("MarianMTModel", BART, "pair", generates=True),
+    "t5": Family("T5ForConditionalGeneration", T5, "pair", generates=True),
+    "umt5": Family("UMT5ForConditionalGeneration", T5, "pair", generates=True),
     "swin": Family(
-        "SwinConfig",
         "SwinModel",
         {"image_size": 8, "patch_size": 2, "window_size": 2, "embed_dim": 16, "depths": [2], "num_heads": [4]},
         "image",
     ),
-    "beit": Family("BeitConfig", "BeitModel", {**IMAGES, "use_relative_position_bias": True}, "image"),
+    "beit": Family("BeitModel", {**IMAGES, "use_relative_position_bias": True}, "image"),
     "whisper": Family(
-        "WhisperConfig",
         "WhisperForConditionalGeneration",
         {**BART, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 32}
         | {"begin_suppress_tokens": None, "suppress_tokens": None},
         "mel",
     ),
     "deepseek_v3": Family(
-        "DeepseekV3Config",
         "DeepseekV3ForCausalLM",
         {**CAUSAL, "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
         | {"first_k_dense_replace": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16}
@@ -114,7 +92,6 @@ FAMILIES = {
 
 GATES_ONLY = {
     "olmo2": Family(
-        "Olmo2Config",
         "Olmo2ForCausalLM",
         GROUPED,
         why_not="mixed from the heads of model.layers.0.self_attn.q_proj",
@@ -125,36 +102,28 @@ GATES_ONLY = {
 RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 8}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
 SINGLE = {
-    "phi3": Family("Phi3Config", "Phi3ForCausalLM", GROUPED),
-    "stablelm": Family("StableLmConfig", "StableLmForCausalLM", GROUPED),
-    "gemma2": Family("Gemma2Config", "Gemma2ForCausalLM", {**GROUPED, "head_dim": 8}),
-    "gpt_bigcode": Family(
-        "GPTBigCodeConfig",
-        "GPTBigCodeForCausalLM",
-        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "eos_token_id": None},
-    ),
-    "mpt": Family(
-        "MptConfig", "MptForCausalLM", {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": 4, "n_layers": 2}
-    ),
-    "bloom": Family("BloomConfig", "BloomForCausalLM", {**SMALL, "n_layer": 2, "n_head": 4}),
+    "phi3": Family("Phi3ForCausalLM", GROUPED),
+    "stablelm": Family("StableLmForCausalLM", GROUPED),
+    "gemma2": Family("Gemma2ForCausalLM", {**GROUPED, "head_dim": 8}),
+    "gpt_bigcode": Family("GPTBigCodeForCausalLM", GPT2),
+    "mpt": Family("MptForCausalLM", {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": 4, "n_layers": 2}),
+    "bloom": Family("BloomForCausalLM", {**SMALL, "n_layer": 2, "n_head": 4}),
     "xglm": Family(
-        "XGLMConfig",
         "XGLMForCausalLM",
         {"vocab_size": VOCABULARY, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 32},
     ),
-    "deberta": Family("DebertaConfig", "DebertaForSequenceClassification", TEXT | RELATIVE),
-    "deberta_v2": Family("DebertaV2Config", "DebertaV2ForSequenceClassification", TEXT | RELATIVE),
-    "mixtral": Family("MixtralConfig", "MixtralForCausalLM", GROUPED | EXPERTS),
-    "llama4": Family("Llama4TextConfig", "Llama4ForCausalLM", GROUPED | EXPERTS | {"intermediate_size_mlp": 32}),
-    "gpt_oss": Family("GptOssConfig", "GptOssForCausalLM", GROUPED | EXPERTS),
-    "afmoe": Family("AfmoeConfig", "AfmoeForCausalLM", GROUPED | EXPERTS | {"num_experts": 4, "num_dense_layers": 1}),
+    "deberta": Family("DebertaForSequenceClassification", TEXT | RELATIVE),
+    "deberta_v2": Family("DebertaV2ForSequenceClassification", TEXT | RELATIVE),
+    "mixtral": Family("MixtralForCausalLM", GROUPED | EXPERTS),
+    "llama4": Family("Llama4ForCausalLM", GROUPED | EXPERTS | {"intermediate_size_mlp": 32}),
+    "gpt_oss": Family("GptOssForCausalLM", GROUPED | EXPERTS),
+    "afmoe": Family("AfmoeForCausalLM", GROUPED | EXPERTS | {"num_experts": 4, "num_dense_layers": 1}),
 }
 """Those without fused attention, or that do not compute in float64, or that need a second look at their sizes."""
 
 
 UNKNOWN = {
     "longformer": Family(
-        "LongformerConfig",
         "LongformerModel",
         {**TEXT, "attention_window": [4, 4]},
         why_not='AttentionBlock(path, out="output.dense", heads=4) for path in'
@@ -169,14 +138,25 @@ def make(family: Family, attention: str | None = None, seed: int = 0) -> nn.Modu
     import transformers
 
     torch.manual_seed(seed)
-    config = getattr(transformers, family.config)(**family.settings)
+    kind = getattr(transformers, family.model)
+    config = kind.config_class(**family.settings)
     if attention is not None:
         config._attn_implementation = attention
-    model: nn.Module = getattr(transformers, family.model)(config).eval()
+    model: nn.Module = kind(config).eval()
     with torch.no_grad():
         for weight in (each for each in model.parameters() if each.requires_grad):  # others may not be saved
             weight.copy_(torch.randn_like(weight) * (0.2 if weight.dim() > 1 else 0.3) + (weight.dim() == 1))
     return model
+
+
+@functools.cache
+def heads_of(name: str, attention: str | None = None) -> Any:
+    """The wrapped model of a family, the same for all tests. Most have two layers of four heads."""
+    import mhaprune
+
+    family = (FAMILIES | GATES_ONLY)[name]
+    split = [batch_of(family)]
+    return mhaprune.wrap(make(family, attention), size_of_output, score=split, choose=split, report=split)
 
 
 def batch_of(family: Family) -> dict[str, Tensor]:
