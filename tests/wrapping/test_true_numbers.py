@@ -1,8 +1,6 @@
 """Numbers around the proofs: what counts, in which precision, alone or beside others, and of which weights."""
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,63 +11,9 @@ from torch import Tensor, nn
 import mhaprune
 from mhaprune import losses
 from mhaprune.attention.gates import Softmax
-from mhaprune.front.heads import Heads
 from mhaprune.scorers.ablation import Ablation
-from mhaprune.storage import cache
-from mhaprune.storage.functions import Undescribed, described
 from support.attention import Attention, pruned
-
-Change = Callable[[Tensor], Tensor]
-
-
-def ids(seed: int, *shape: int, below: int = 11) -> Tensor:
-    return torch.randint(0, below, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def texts(count: int = 2, examples: int = 6, length: int = 7) -> list[tuple[Tensor, Tensor]]:
-    """Batches of inputs and labels; every batch is longer than the one before."""
-    return [(ids(n, examples, length + n), ids(50 + n, examples, below=3)) for n in range(count)]
-
-
-class Narrow(Attention):
-    def __init__(self) -> None:
-        super().__init__(16)
-
-
-class TimeFirst(Narrow):
-    """Computes (T, B, D)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.transpose(0, 1)).transpose(0, 1)
-
-
-class Net(nn.Module):
-    """Two layers; `after` changes what the first adds."""
-
-    def __init__(self, kind: type[Attention] = Narrow, after: Change | None = None, calls: int = 1) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding, self.output = nn.Embedding(11, 16), nn.Linear(16, 3)
-        self.layers = nn.ModuleList(kind() for _ in range(2))
-        self.after, self.calls = after or (lambda x: x), calls
-        with torch.no_grad():
-            for weight in self.parameters():
-                weight.mul_(2.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        time_first = isinstance(self.layers[0], TimeFirst)
-        x = self.embedding(x).transpose(0, 1) if time_first else self.embedding(x)
-        for layer in [*self.layers] * self.calls:
-            said = layer(x)
-            x = x + (self.after(said) if layer is self.layers[0] else said)
-        return self.output(x.mean(dim=0 if time_first else 1))
-
-
-def wrapped(model: nn.Module, **how: Any) -> Heads:
-    split = how.pop("split", texts())
-    how = {"score": split, "choose": split, "report": split} | how
-    return mhaprune.wrap(model.eval(), how.pop("loss", losses.classification), **how)
-
+from support.texts import Change, Narrow, Net, TimeFirst, ids, texts, wrapped
 
 EVERY = {0: [0, 1, 2, 3]}
 """A mask that closes the first layer."""
@@ -348,66 +292,6 @@ def test_a_model_is_measured_once_for_many_masks() -> None:
     again = heads.evaluate({0: [1]}, {1: [1]})
     assert again[:2].equals(first)
     assert passes[0] - before == 2, "one new mask on two batches"
-
-
-GLOBAL = 1.0
-
-
-def clamped(kind: str, most: float, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A loss with a constant in one of the places where functions keep constants."""
-
-    def default(output: Any, batch: Any, most: float = most) -> Tensor:
-        return losses.classification(output, batch).clamp(max=most)
-
-    class Attribute:
-        def __init__(self) -> None:
-            self.most = most
-
-        def __call__(self, output: Any, batch: Any) -> Tensor:
-            return default(output, batch, self.most)
-
-    def with_global(output: Any, batch: Any) -> Tensor:
-        return losses.classification(output, batch).clamp(max=GLOBAL)
-
-    if kind == "global":
-        monkeypatch.setitem(globals(), "GLOBAL", most)
-    written = f"lambda output, batch: losses.classification(output, batch).clamp(max={most})"
-    return {
-        "literal": eval(written, {"losses": losses}),
-        "closure": lambda output, batch: losses.classification(output, batch).clamp(max=most),
-        "default": default,
-        "partial": partial(default, most=most),
-        "attribute": Attribute(),
-        "global": with_global,
-    }[kind]
-
-
-@pytest.mark.parametrize("kind", ["literal", "closure", "default", "partial", "attribute", "global"])
-def test_a_store_answers_for_the_loss_that_it_measured(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache, "SLOW", 0.0)
-
-    def scored(most: float, folder: Path | None) -> list[float]:
-        heads = wrapped(Net(), loss=clamped(kind, most, monkeypatch), quality=losses.accuracy, cache=folder)
-        found: list[float] = heads.score("ablation")["score"].tolist()
-        return found
-
-    known = described(clamped(kind, 0.5, monkeypatch))
-    assert known != described(clamped(kind, 9.0, monkeypatch))
-    assert scored(0.5, tmp_path) == scored(0.5, None) != scored(9.0, None)
-    count = len(list(tmp_path.iterdir()))
-    assert scored(9.0, tmp_path) == scored(9.0, None)
-    assert len(list(tmp_path.iterdir())) == 2 * count
-    scored(9.0, tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2 * count, "and for the same loss again"
-
-
-def test_a_function_that_holds_what_cannot_be_read_is_not_described() -> None:
-    lines = iter(["a"])
-    with pytest.raises(Undescribed, match="a list_iterator"):
-        described(lambda: lines)
-    assert described(clamped) == described(clamped)
 
 
 def test_a_nan_in_a_buffer_is_refused_if_the_model_reads_it() -> None:
