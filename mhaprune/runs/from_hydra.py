@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import math
@@ -15,11 +16,12 @@ import hydra
 import torch
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from mhaprune.interrupts import handling
 from mhaprune.runs.doing import end_with_parent
@@ -66,6 +68,8 @@ class HydraLauncher:
         self.parser = OverridesParser.create(config_loader=loader)
         self.seen: list[list[str]] = []
         """The model settings of the jobs that were checked so far."""
+        self.is_group = functools.cache(lambda key: bool(loader.get_group_options(key)))
+        self.with_options = functools.cache(self._composed)
 
     def identity(self, job: Job) -> str:
         return str(build(self._values_of(job)).identity["run"])
@@ -95,9 +99,21 @@ class HydraLauncher:
         does.launch([[*job.overrides, place, f"hydra.sweep.subdir={_quoted(job.name)}"] for job in jobs], 0)
 
     def _values_of(self, job: Job) -> dict[str, Any]:
-        composed = self.loader.load_sweep_config(self.config, list(job.overrides))
-        without_hydra = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-        return self.values(without_hydra, job.overrides)
+        """Compose settings as Hydra does, but read the YAML files, which is slow, once per choice of options."""
+        given = self.parser.parse_overrides(list(job.overrides))
+        values = [one for one in given if one.type == OverrideType.CHANGE and not self.is_group(one.key_or_group)]
+        own = copy.deepcopy(self.with_options(*(str(one.input_line) for one in given if one not in values)))
+        try:
+            for one in values:
+                OmegaConf.update(own, one.key_or_group, one.value(), merge=True)
+        except OmegaConfBaseException:
+            self._composed(*job.overrides)  # whose error names the override
+            raise
+        return self.values(own, job.overrides)
+
+    def _composed(self, *overrides: str) -> DictConfig:
+        whole = self.loader.load_sweep_config(self.config, list(overrides))
+        return OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
 
 
 def launch(

@@ -103,7 +103,7 @@ def test_every_study_ends_in_proofs_rows_that_name_their_run_and_words_of_its_ow
         assert set(table["task"]) <= {"guest"}
         assert set(table["quality_name"]) <= {"accuracy"}
     plots = list(figures_of(KINDS[name], found.found))
-    assert plots
+    assert plots or name == "speed", "which draws fresh models, and tells the times of this one in tables"
     for text in (*found.sentences, *(plot.caption for plot in plots)):
         assert "xact match" not in text
         assert "decoding" not in text
