@@ -165,7 +165,8 @@ class Subject(Protocol):
         ...
 
     def held_weights(self) -> Tensor:
-        """Return how many weights each head holds, (N,). Weights that several heads share count in equal parts."""
+        """Return how many weights a removal of each head takes, (N,). Weights that several heads share count in equal
+        parts."""
         ...
 
     def learned_gates(self) -> Tensor | None:

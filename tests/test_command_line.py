@@ -177,6 +177,16 @@ def test_many_jobs_are_checked_in_seconds(tmp_path: Path) -> None:
     assert time.monotonic() - start < 15, "composed one by one they take half a minute"
 
 
+def test_a_sweep_may_be_asked_for_by_the_setting_of_hydra_and_takes_no_other_flag(tmp_path: Path) -> None:
+    """Hydra's own sweeper would start all jobs and stop at the first that fails."""
+    place = f"hydra.sweep.dir={tmp_path / 'sweep'}"
+    done = run_here(main, "hydra.mode=MULTIRUN", "experiment=train", "seed=0,abc", place)
+    assert done.stderr.startswith("error: seed='abc': must be a whole number")
+    for flag in ("--info", "--resolve"):
+        done = run_here(main, "-m", flag, "seed=0,1", place)
+        assert done.stderr == f"error: {flag}: cannot stand beside -m, leave one of them out\n"
+
+
 def test_a_job_is_composed_as_hydra_composes_it(tmp_path: Path) -> None:
     """Options are chosen before the values that are set in them, whatever comes first."""
     settings = ["task.seed=3", "task=copy", "experiment=train", "scorer=[ablation,taylor]"]

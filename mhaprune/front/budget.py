@@ -16,11 +16,12 @@ from mhaprune.front.given import least_of, named_scorers, scores_of
 from mhaprune.heads import BlockId, HeadMask
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.schedules.base import Schedule, Stepwise
+from mhaprune.schedules.budgets import is_share
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option
-from mhaprune.settings.ranges import Checked, Ge, expected, fits
+from mhaprune.settings.ranges import Checked, Ge, check_type
 from mhaprune.wrapping.blocks import Unsupported
 
 By = Any
@@ -71,8 +72,7 @@ class Budget(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, hint in get_type_hints(Budget, include_extras=True).items():
-            if not fits(hint, value := getattr(self, name)):
-                raise ValueError(f"{name}={value!r}: must be {expected(hint)}")
+            check_type(name, getattr(self, name), hint)
         if self.cache_bytes is not None and (self.keep is not None or isinstance(self.even, dict)):
             raise ValueError(
                 f"cache_bytes={self.cache_bytes}: says how many heads stay, as keep= or even= does; give one"
@@ -90,23 +90,24 @@ class Budget(Checked):
             return sum(least.values())
         keep = 0.5 if self.keep is None else self.keep
         sizes, total = heads.grid.sizes, len(heads.grid)
-        kept = sum(round(keep * size) for size in (sizes if self.even else (total,))) if type(keep) is float else keep
-        if not 0 <= kept <= total or (isinstance(keep, float) and not 0 <= keep <= 1):
+        kept = sum(round(keep * size) for size in (sizes if self.even else (total,))) if is_share(keep) else int(keep)
+        if not 0 <= kept <= total or (is_share(keep) and not 0 <= keep <= 1):
             raise ValueError(f"keep={keep}: must be a share of the heads, 0.0 to 1.0, or a number from 0 to {total}")
         if self.even and keep and not kept:
             raise ValueError(f"keep={keep}: leaves no whole number in any block of {max(sizes)}")
-        if wrong := self.uneven(heads, int(kept)):
+        if wrong := self.uneven(heads, kept):
             left = f"{kept * wrong[0] / total:.3g} of {wrong[0]}"
             which = f" that {self.divisible_by} divides" if self.divisible_by > 1 else ""
             raise ValueError(f"keep={keep}: leaves {left} in a block, must be a whole number{which}")
-        return int(kept)
+        return kept
 
-    def kept_of(self, total: float, what: str) -> float:
-        """Return the cost that stays of a total. Raises ValueError for more than that."""
+    def kept_weights(self, total: float) -> float:
+        """Return the number of weights that stay of those that all heads hold. Raises ValueError for more than
+        these."""
         keep = 0.5 if self.keep is None else self.keep
-        kept = keep * total if isinstance(keep, float) else keep
+        kept = float(keep * total if is_share(keep) else keep)
         if not 0 <= kept <= total:
-            raise ValueError(f"keep={keep}: must be a share, 0.0 to 1.0, or a number from 0 to {total:g} {what}")
+            raise ValueError(f"keep={keep}: must be a share, 0.0 to 1.0, or a number from 0 to {total:.0f} weights")
         return kept
 
     def uneven(self, heads: Any, kept: int) -> list[int]:
@@ -125,7 +126,7 @@ class Budget(Checked):
                 raise ValueError(f"cache_bytes={given}: all heads of a layer share keys and values, which must stay")
             raise ValueError(f'cache_bytes={given}: heads share keys and values, write unit="group" too')
         least = heads.cache_bytes(HeadMask(heads.grid, frozenset(heads.grid)))
-        budget = float(given * whole if isinstance(given, float) else given)
+        budget = float(given * whole if is_share(given) else given)
         if not least <= budget <= whole:
             shares = f"{math.ceil(1000 * least / whole) / 1000} to 1.0"
             raise ValueError(f"cache_bytes={given}: must be a share, {shares}, or a number from {least} to {whole}")
@@ -160,7 +161,7 @@ def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedu
 
     if first.of == "weights":
         cost = heads.subject.held_weights()
-        return masks([budget.kept_of(float(cost.sum()), "weights of heads") for budget in budgets], cost)
+        return masks([budget.kept_weights(float(cost.sum())) for budget in budgets], cost)
     if first.cache_bytes is None:
         return masks([budget.kept(heads, least) for budget in budgets])
     allowed, largest, count = first.bytes_for(heads), heads.subject.largest_in_cache, len(heads.grid)

@@ -43,7 +43,8 @@ OmegaConf.register_new_resolver("pid", os.getpid, use_cache=True, replace=True)
 OmegaConf.register_new_resolver("results", lambda name: str(results_folder() / name), replace=True)
 
 HELP = ("-h", "--help")
-MULTIRUN = ("-m", "--multirun")
+MULTIRUN = ("-m", "--multirun", "hydra.mode=MULTIRUN")
+"""The arguments that ask for a sweep: the flags, and the setting that Hydra has for it."""
 COMPLETION = ("-sc", "--shell-completion")
 SHOW = ("--cfg", "-c")
 
@@ -151,6 +152,8 @@ def _sweep(arguments: Sequence[str]) -> None:
     from mhaprune.runs.run import sweep_settings
     from mhaprune.settings.sweep import SWEEP_SETTINGS
 
+    if flags := [argument for argument in arguments if argument.startswith("-") and argument not in MULTIRUN]:
+        raise ValueError(f"{flags[0]}: cannot stand beside -m, leave one of them out")
     with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = composed_sweep([argument for argument in arguments if argument not in MULTIRUN])
         how = sweep_settings(plain(OmegaConf.masked_copy(config, list(SWEEP_SETTINGS))))

@@ -17,6 +17,7 @@ from mhaprune.inputs import Study
 from mhaprune.progress import doing
 from mhaprune.recoveries.refit import Refit
 from mhaprune.reporting.head_map import SmallMap, thumbnail
+from mhaprune.schedules.budgets import is_share
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
 from mhaprune.storage.store import write_bytes
@@ -79,7 +80,7 @@ def report(
 def _allowed(heads: Any, budgets: Sequence[float | int]) -> tuple[float | int, ...]:
     """Return the budgets that can be met without the heads that cannot be removed. Raises ValueError for none."""
     total, most = len(heads.grid), sum(head.block not in heads.proven.stuck for head in heads.grid)
-    allowed = tuple(size for size in budgets if (size * total if isinstance(size, float) else size) <= most)
+    allowed = tuple(size for size in budgets if (size * total if is_share(size) else size) <= most)
     if not allowed:
         raise ValueError(f"budgets={[*budgets]}: must be at most {most} heads, the others cannot be removed")
     return allowed

@@ -155,24 +155,23 @@ class Stepwise(Schedule):
         queues: dict[BlockId, list[HeadId]] = {block: [] for block in left}
         for head in reversed(ordered):  # so that the next one of a block is its last
             queues[head.block].append(head)
-        whole = evidence.whole or mask.grid
-        sizes = dict(zip(whole.blocks, whole.sizes, strict=True))
-        while spare := [block for block in left if left[block] > least_in(block, self.keep_at_least)]:
-            if self.scope == "per_block":
-                most_left = max(left[block] / sizes[block] for block in spare)
-                spare = [block for block in spare if left[block] / sizes[block] == most_left]
-            head = min((queues[block][-1] for block in spare), key=place.__getitem__)
+        while blocks := self._competing(evidence, left):
+            head = min((queues[block][-1] for block in blocks), key=place.__getitem__)
             queues[head.block].pop()
             left[head.block] -= 1
             yield head
 
     def removable(self, evidence: Evidence, mask: HeadMask) -> list[HeadId]:
         """Return the heads that may be removed next, in the order of the grid."""
-        kept = Counter(head.block for head in mask.kept)
-        spare = {block for block, count in kept.items() if count > least_in(block, self.keep_at_least)}
-        if self.scope == "per_block" and spare:
-            whole = evidence.whole or mask.grid
-            sizes = dict(zip(whole.blocks, whole.sizes, strict=True))
-            most_left = max(kept[block] / sizes[block] for block in spare)
-            spare = {block for block in spare if kept[block] / sizes[block] == most_left}
-        return [head for head in mask.kept if head.block in spare]
+        blocks = set(self._competing(evidence, Counter(head.block for head in mask.kept)))
+        return [head for head in mask.kept if head.block in blocks]
+
+    def _competing(self, evidence: Evidence, left: Mapping[BlockId, int]) -> list[BlockId]:
+        """Return the blocks whose heads compete for removal, given how many heads each has left."""
+        spare = [block for block, count in left.items() if count > least_in(block, self.keep_at_least)]
+        if self.scope == "global" or not spare:
+            return spare
+        whole = evidence.whole or evidence.subject.grid
+        sizes = dict(zip(whole.blocks, whole.sizes, strict=True))
+        most_left = max(left[block] / sizes[block] for block in spare)
+        return [block for block in spare if left[block] / sizes[block] == most_left]

@@ -2,6 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
+
+
+def is_share(number: float | int) -> bool:
+    """Return whether a number says a share: 1.0 is all of the heads, 1 is one of them. NumPy's numbers count too."""
+    return not isinstance(number, Integral)
 
 
 def check_budgets(budgets: Sequence[int | float]) -> None:
@@ -10,7 +16,7 @@ def check_budgets(budgets: Sequence[int | float]) -> None:
     if not len(budgets):
         raise ValueError("budgets=[]: must name at least one, for example budgets=[0.25,0.5]")
     for budget in budgets:
-        if not 0 <= budget <= (1 if isinstance(budget, float) else math.inf):
+        if not 0 <= budget <= (1 if is_share(budget) else math.inf):
             raise ValueError(f"budgets={budget}: a fraction must be from 0.0 to 1.0, a number of heads 0 or more")
 
 
@@ -20,7 +26,7 @@ def heads_to_remove(budgets: Sequence[int | float], num_heads: int, most: int | 
     A fraction becomes the nearest whole number of heads. Raises ValueError for more heads than the model has, or than
     `most`.
     """
-    counts = {round(budget * num_heads) if isinstance(budget, float) else budget for budget in budgets}
+    counts = {round(budget * num_heads) if is_share(budget) else int(budget) for budget in budgets}
     if max(counts, default=0) > num_heads:
         raise ValueError(
             f"experiment.budgets={max(counts)}: the model has {num_heads} heads, allowed are 0 to {num_heads}"

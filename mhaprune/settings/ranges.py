@@ -118,6 +118,12 @@ def check(name: str, value: Any, hint: Any) -> None:
             check(f"{name}[{i}]", item, get_args(hint)[0])
 
 
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Raise ValueError unless a value is of a type."""
+    if not fits(hint, value):
+        raise ValueError(f"{name}={_short(value)}: must be {expected(hint)}")
+
+
 def fits(kind: Any, value: Any) -> bool:
     """Return whether a value is of a type. Unlike in Python, a bool is not a number, a text is not a list, and NaN and
     infinity are not numbers."""
@@ -201,8 +207,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
                 continue
             several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
             for each in value if several else [value]:
-                if not fits(hints()[name], each):
-                    raise ValueError(f"{name}={_short(each)}: must be {expected(hints()[name])}")
+                check_type(name, each, hints()[name])
                 check(name, each, hints()[name])
         return function(*args, **kwargs)
 

@@ -5,7 +5,6 @@ Dimensions: H = query heads of a block, K = head_dim, N = all heads.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -162,17 +161,6 @@ class Block:
     def straight(self) -> bool:
         """True if the columns are sorted by unit already."""
         return self.order.tolist() == list(range(len(self.order)))
-
-    def weights(self, model: nn.Module) -> Tensor:
-        """Return how many weights of the model each unit holds, (H,), biases included. Weights that several units share
-        count in equal parts for each of them."""
-        held = torch.full((self.heads,), float(self.head_dim * len(weight_of(model.get_submodule(self.out)))))
-        for source in self.made_by:
-            module = model.get_submodule(source.rows.path)
-            per_row = weight_of(module).shape[1] + (module.bias is not None)
-            users = Counter(source.of)
-            held += torch.tensor([per_row * len(source.rows.heads[part]) / users[part] for part in source.of])
-        return held
 
     def __hash__(self) -> int:
         return hash((self.path, self.out, self.columns, self.names))

@@ -22,7 +22,7 @@ from mhaprune.subject import AttentionMap, Batch, Fallback, Gates, LastMap, Outc
 from mhaprune.wrapping.blocks import Block, Unsupported, grid_of, weight_of
 from mhaprune.wrapping.gating import head_by_head, hooked
 from mhaprune.wrapping.interception import attention_weights
-from mhaprune.wrapping.removal import copied, in_double, remove_heads
+from mhaprune.wrapping.removal import copied, held_weights, in_double, remove_heads
 from mhaprune.wrapping.replay import Replay, at_rest, find_maps, precise, recorders, walk
 
 
@@ -217,7 +217,7 @@ class GatedModel(ABC):
         return found
 
     def held_weights(self) -> Tensor:
-        return torch.cat([block.weights(self.module) for block in self.blocks])
+        return torch.cat([held_weights(self.module, block) for block in self.blocks])
 
     def learned_gates(self) -> Tensor | None:
         """Return the learned gates of each `MultiHeadAttention`, with 1 for heads of other layers; None if no layer has

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -145,6 +146,21 @@ def remove_heads(
     if cut.heads:
         cut.noted(model)
     return model, left
+
+
+def held_weights(model: nn.Module, block: Block) -> Tensor:
+    """Return how many weights a removal of each unit takes from the model, (H,), biases included. Weights that several
+    units share, or that one unit uses in several calls, count in equal parts."""
+    held = torch.full((block.heads,), float(block.head_dim * len(weight_of(model.get_submodule(block.out)))))
+    for source in block.made_by:
+        module = model.get_submodule(source.rows.path)
+        per_row = weight_of(module).shape[1] + (module.bias is not None)
+        users = Counter(source.of)
+        held += torch.tensor([per_row * len(source.rows.heads[part]) / users[part] for part in source.of])
+    parameters = dict(model.named_parameters())
+    if not _shares_its_bias(model.get_submodule(block.path)):
+        held += sum(parameters[path].numel() / block.heads for path, _ in block.numbers if path in parameters)
+    return held if block.call is None else held / block.calls
 
 
 def _keep_ties(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:

@@ -46,15 +46,11 @@ def wide(block: Block, sets: Sequence[Sequence[int]]) -> Block:
 def calls_of(blocks: Mapping[BlockId, Block]) -> Iterator[tuple[BlockId, Block]]:
     """Yield a block for each call of a layer, with its name."""
     for name, block in blocks.items():
+        if block.calls == 1:
+            yield name, block
+            continue
         for call in range(block.calls):
-            yield (
-                (BlockId(f"{name.site}@{call}", name.layer), replace(block, call=call))
-                if block.calls > 1
-                else (
-                    name,
-                    block,
-                )
-            )
+            yield BlockId(f"{name.site}@{call}", name.layer), replace(block, call=call)
 
 
 def of_all_calls(head: HeadId) -> HeadId:

@@ -78,7 +78,7 @@ class WrappedModel(GatedModel):
     @property
     def counted(self) -> str:
         """The word for the things that the grid counts."""
-        return COUNTED[self.unit]
+        return COUNTED[self.unit] if all(block.kind == "head" for block in self.blocks) else "units"
 
     @property
     def module(self) -> nn.Module:

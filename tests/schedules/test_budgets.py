@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove
@@ -10,7 +11,12 @@ from mhaprune.schedules.budgets import check_budgets, heads_to_remove
 
 @pytest.mark.parametrize(
     ("budgets", "heads"),
-    [([0.1, 0.25, 0.5, 1.0], [0, 2, 6, 12, 24]), ([1, 3, 0.125], [0, 1, 3]), ([], [0])],
+    [
+        ([0.1, 0.25, 0.5, 1.0], [0, 2, 6, 12, 24]),
+        ([1, 3, 0.125], [0, 1, 3]),
+        ([], [0]),
+        ([np.float32(0.5), np.int64(3)], [0, 3, 12]),
+    ],
 )
 def test_budgets_are_fractions_or_heads(budgets: list[float], heads: list[int]) -> None:
     assert heads_to_remove(budgets, 24) == heads

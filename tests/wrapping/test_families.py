@@ -39,6 +39,16 @@ def masks(grid: HeadGrid) -> dict[str, HeadMask]:
     }
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_heads_hold_is_what_their_removal_takes(name: str) -> None:
+    """A head, or all heads that share its keys: they hold a part of these each, which leaves with the last of them."""
+    heads = heads_of(name)
+    of_kv = zip(heads.subject.heads_of(heads.grid.blocks[-1]), heads.subject.blocks[-1].of_kv, strict=True)
+    mask = HeadMask(heads.grid, frozenset(head for head, group in of_kv if group == 0))
+    taken = heads.subject.count_parameters() - heads.subject.without(mask).count_parameters()
+    assert taken == float(heads.subject.held_weights() @ (1 - mask.gates())) > 0
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_masked_equals_removed_once_and_twice(name: str, attention: str) -> None:

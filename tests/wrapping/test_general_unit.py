@@ -54,7 +54,7 @@ def heads() -> Heads:
 
 
 def test_neurons_stand_in_one_grid_with_heads_and_all_are_proved(heads: Heads) -> None:
-    assert repr(heads).endswith("12 heads in 4 blocks, all with an effect, all removable")
+    assert repr(heads).endswith("12 units in 4 blocks, all with an effect, all removable")
     assert heads.grid.sizes == (2, 4, 2, 4)
 
 
