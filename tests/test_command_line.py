@@ -31,6 +31,8 @@ REFUSED = [
     (["sped=1"], "sped=1: no such key, did you mean seed? allowed are seed, device, num_threads, cache"),
     (["experiment=ablat"], "experiment=ablat: no such option, did you mean ablate? allowed are ablate, compare"),
     (["scorer=[gate,magic]"], "scorer=magic: no such option, allowed are ablation, ablation_mean,"),
+    (["scorer=[shapley]"], "scorer=shapley: is not installed: pip install -e examples/literature"),
+    (["model=minilm"], "model=minilm: is not installed: pip install -e examples/minilm"),
     (["recovery=[mine]"], f"recovery=mine: no such option, allowed are {RECOVERIES}; one of your own needs plugins="),
     (["gate=null"], "gate=null: must name one of none, softmax"),
     (["experiment.budgets={a:1}"], "experiment.budgets={a:1}: must be a list in brackets"),

@@ -44,7 +44,7 @@ from mhaprune.tables import (
     quality_name,
 )
 
-STAND_IN, TOGETHER, BROKEN, NEITHER = "stand in for each other", "work together", "one breaks the model", "neither"
+STAND_IN, TOGETHER, BROKEN, NEITHER = "can replace each other", "work together", "one breaks the model", "neither"
 """The values of the column `kind`; `NEITHER` if the interaction is small or not sure."""
 LARGEST = 10.0
 """Largest size of the matrix in inches. With more heads than fit, cells shrink and lose their numbers."""
@@ -55,7 +55,7 @@ SMALL = 0.01
 
 
 def say_interactions(tables: Tables) -> Iterator[str]:
-    """Yield sentences: the pair that stands in for each other most, the pair that works together most, the number of
+    """Yield sentences: the pair whose heads replace each other best, the pair that works together most, the number of
     pairs of each kind, and the cost of removing many heads together."""
     pairs, unit = tables["pairs"], loss_suffix(tables)
     alone = dict(zip(named(tables["alone"]), tables["alone"][LOSS_RISE], strict=True))
@@ -97,7 +97,7 @@ def half_of(rows: pd.DataFrame) -> pd.Series:
 
 
 def numbers_of_pairs(tables: Tables) -> list[Number]:
-    """Return the numbers of pairs that stand in for each other and that work together."""
+    """Return the numbers of pairs that can replace each other and that work together."""
     kinds = tables["pairs"]["kind"]
     return [
         Number(f"pairs of heads that {kind}", float((kinds == kind).sum()), len(kinds), "", 0.0, len(kinds))
@@ -155,7 +155,7 @@ def interactions(tables: Tables) -> Plot | None:
     caption = (
         "What two heads cost together beyond the sum of what each costs alone, in loss on the report split. Only pairs"
         f" beyond {tolerance} are shown, at 95 % confidence for all pairs together, and heads that have such a pair."
-        " Red: they stand in for each other, and closing both costs more. Blue: they work together, and each is worth"
+        " Red: they can replace each other, and closing both costs more. Blue: they work together, and each is worth"
         " less without the other. Grey is saturation: one of them alone already leaves at most half of"
         f" {quality_name(tables)}, so the loss cannot rise much more."
     )
@@ -196,7 +196,7 @@ class Interact(Experiment):
     """The cost of two heads together beyond what each costs alone: tables `alone`, `pairs` and `together`.
 
     The interaction of heads i and j is the second difference of the loss, ℓ(ij) − ℓ(i) − ℓ(j) + ℓ, where ℓ(S) is the
-    loss with the heads S closed. Above 0 they stand in for each other: closing one costs little while the other is
+    loss with the heads S closed. Above 0 they can replace each other: closing one costs little while the other is
     open. Below 0 they work together: without one, the other is worth less. A pair is counted if its interaction is at
     least `tolerance_nats` in size and differs from 0 at 95 % confidence for all pairs together. If one head alone
     breaks the model, a negative interaction is no sign of working together, so such a pair has its own kind.
@@ -208,10 +208,10 @@ class Interact(Experiment):
     tolerance_nats: Annotated[float, Ge(0)] = 0.01
     """The smallest interaction (in size) that is counted, in nats of mean loss."""
 
-    question = "Which heads stand in for each other?"
+    question = "Which heads can replace each other?"
     then = (
         "`experiment=prune schedule=[greedy]` chooses one head after the other, so that of two"
-        " that stand in for each other one stays."
+        " that can replace each other one stays."
     )
     figures = (interactions, together)
     say = staticmethod(say_interactions)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mhaprune.settings.options import did_you_mean
-from mhaprune.settings.plugins import conf_folder
+from mhaprune.settings.plugins import conf_folder, shipped
 
 FLAGS = ("cfg", "package", "shell-completion", "info")
 """Options of Hydra that take a value, see --hydra-help."""
@@ -96,6 +96,8 @@ def composition_error(text: str, arguments: Sequence[str], composed: Callable[[]
     if found := re.search(r"(?:Could not (?:load|find)|In '.*?': Could not find) '(hydra/[\w/]+?)/(.+?)'", text):
         return _plug_in_of_hydra(found[1], found[2])
     if found := re.search(r"Could not (?:load|find) '(.+)/(.*?)'", text):
+        if command := shipped(found[2]):
+            return f"{found[1]}={found[2]}: is not installed: {command}"
         hint = did_you_mean(found[2], _options(found[1]))
         meant = hint.startswith("did you") or any(argument.startswith("plugins=") for argument in arguments)
         own = "; one of your own needs plugins=[PACKAGE]" if found[1] in EXTENDED and not meant else ""

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 
-from mhaprune.settings.plugins import allowed, conf_folder, find_class, modules
+from mhaprune.settings.plugins import allowed, conf_folder, find_class, modules, shipped
 from mhaprune.settings.ranges import Checked, expected, fits
 
 Settings = dict[str, Any]
@@ -46,6 +46,8 @@ def option(name: str, groups: Mapping[str, type]) -> Any:
     others |= {other: (group, content.get(group, content)) for group, other, _, content in found if group in groups}
     if name not in others:
         kinds = " or ".join(groups)
+        if command := shipped(name):
+            raise ValueError(f"{'/'.join(groups)}={name}: is not installed: {command}")
         raise ValueError(f"{'/'.join(groups)}={name}: no such {kinds}, {did_you_mean(name, [*files, *others])}")
     group, settings = others[name]
     return build(groups[group], settings, f"{group}.{name}")

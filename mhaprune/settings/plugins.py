@@ -70,6 +70,14 @@ def installed() -> tuple[str, ...]:
     return tuple(point.value.split(":")[0] for point in entry_points(group=ENTRY_POINTS))
 
 
+def shipped(name: str) -> str:
+    """Return the command that installs the package of `examples/` with an option of this name; empty for none."""
+    for folder in sorted((CHECKOUT / "examples").glob("*")):
+        if any(path.stem == name and path.suffix in (".py", ".yaml") for path in folder.glob("mhaprune_*/**/*")):
+            return f"pip install -e examples/{folder.name}"
+    return ""
+
+
 def find_class(base: type, target: str) -> Any:
     """Return the class at MODULE.CLASS if it is a concrete subclass of `base`, else None. Only allowed packages are
     imported."""

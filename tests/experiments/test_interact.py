@@ -78,7 +78,7 @@ def test_up_to_two_heads_nothing_else_is_expected_than_is_measured(tables: Table
 
 
 def made() -> dict[str, pd.DataFrame]:
-    """Four heads: the first two stand in for each other, the last two work together, the rest is noise."""
+    """Four heads: the first two can replace each other, the last two work together, the rest is noise."""
     heads = [(site, 0, head) for site in ("encoder_self", "cross") for head in range(2)]
     alone = pd.DataFrame(heads, columns=HEAD)
     alone = alone.assign(**{LOSS_RISE: [0.1, 0.2, 0.3, 0.4], QUALITY: 0.6, "open_quality": 0.9})
