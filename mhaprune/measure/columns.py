@@ -136,8 +136,8 @@ def calibration_error(confidence_E: np.ndarray, right_E: np.ndarray) -> float:
 
     It is biased upwards: of a perfectly calibrated model it is above 0, because a bin holds few examples.
 
-    >>> round(calibration_error(np.array([0.9, 0.9, 0.9, 0.9]), np.array([1, 1, 0, 0])), 3)
-    0.4
+    >>> round(calibration_error(np.array([0.9, 0.9, 1.0, 1.0]), np.array([1, 1, 0, 0])), 3)
+    0.55
     """
     bins_E = np.minimum(confidence_E * BINS, BINS - 1).astype(int)
     return float(np.abs(np.bincount(bins_E, right_E - confidence_E)).sum() / len(right_E))

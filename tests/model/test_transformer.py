@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,7 +17,7 @@ from mhaprune.data import BOS, EOS, PAD, Examples, Splits, shift_right
 from mhaprune.front.heads import wrap
 from mhaprune.heads import BlockId, HeadMask, Site
 from mhaprune.measure.outcomes import mean_outputs, measure, measure_masks
-from mhaprune.model.decoding import attention_step
+from mhaprune.model.decoding import attention_step, decode_greedily
 from mhaprune.model.network import AttentionSublayer, FeedForward, Transformer, sinusoids
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import resample
@@ -284,6 +285,15 @@ def test_the_cache_spares_the_prefix(model: Seq2Seq, batch: Examples) -> None:
             decode(batch.source, 8)
         flops.append(counter.get_total_flops())
     assert flops[1] > 3 * flops[0]
+
+
+def test_decoding_stops_when_the_last_sequence_has_ended() -> None:
+    def next_logits(tokens_BT: Tensor) -> Tensor:  # the first sequence ends after one token, the second after three
+        ends = torch.tensor([tokens_BT.shape[1] > 1, tokens_BT.shape[1] > 3])
+        return F.one_hot(torch.where(ends, EOS, 5), 7)
+
+    source, expected = torch.zeros(2, 1, dtype=torch.long), [[5, EOS, PAD, PAD, PAD], [5, 5, 5, EOS, PAD]]
+    assert decode_greedily(next_logits, source, 5, stop=True).tolist() == expected
 
 
 def some_gates(model: Seq2Seq) -> Tensor:
