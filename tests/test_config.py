@@ -67,12 +67,6 @@ def test_a_config_becomes_plain_objects() -> None:
     assert build(describe(run)["task"] and {k: v for k, v in describe(run).items() if k != "_target_"}) == run
 
 
-def test_inflection_chooses_its_recipe_and_can_be_overruled() -> None:
-    assert build(compose("task=inflection")).training.steps == 1200
-    assert build(compose("task=inflection", "training.steps=7")).training.steps == 7
-    assert build(compose("task=inflection", "training=default")).training.steps == 600
-
-
 MISSING = object()
 """In the place of a setting that is left out."""
 

@@ -6,7 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -15,10 +15,9 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import mhaprune
-from mhaprune.runs.run import build
-from mhaprune.settings import plugins
+from mhaprune.runs.run import Run, build
 from support import ROOT
-from support.composing import compose
+from support.composing import EXAMPLES, compose, known, registered
 from support.sizes import options
 
 DOCS = ROOT / "docs"
@@ -79,9 +78,14 @@ def overrides(command: str) -> Iterator[list[str]]:
         ]
 
 
+def built(job: Sequence[str]) -> Run:
+    """The run of these overrides, with the packages of examples/ installed."""
+    with registered([EXAMPLES]):
+        return build(compose(EXAMPLES, *(each for each in job if not each.startswith("plugins="))))
+
+
 @pytest.mark.parametrize("page", DOCUMENTS, ids=each)
-def test_every_command_can_be_composed(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "_allowed", set(plugins._allowed))
+def test_every_command_can_be_composed(page: Path) -> None:
     for command in commands(page.read_text()):
         if PLACEHOLDERS.search(command):
             continue
@@ -90,7 +94,7 @@ def test_every_command_can_be_composed(page: Path, monkeypatch: pytest.MonkeyPat
             if foreign:
                 compose("model=hf", *(each for each in job if each.startswith("model.")))
                 job = [each for each in job if not each.startswith("model.")]
-            build(compose(*job))
+            built(job)
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=each)
@@ -183,11 +187,11 @@ def test_every_table_is_on_a_page() -> None:
     ],
 )
 def test_every_option_is_on_the_page_of_its_kind(page: str, groups: list[str]) -> None:
-    text = (DOCS / f"{page}.md").read_text()
+    text, listed = (DOCS / f"{page}.md").read_text(), known if page == "start" else options
     for group in groups:
         section = text.split(f"| `{group}=`", 1)[1].split("\n\n", 1)[0]
         rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
-        assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(options(group)), group
+        assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(listed(group)), group
 
 
 def test_the_reference_has_every_public_name() -> None:
@@ -236,7 +240,7 @@ def test_the_pictures_of_the_gallery_are_small_and_their_commands_parse() -> Non
         assert (gallery.PICTURES / note["file"]).stat().st_size <= gallery.LARGEST_SVG
     for command in {gallery.line(picture) for picture in gallery.LIST}:
         for job in overrides(command):
-            build(compose(*(each for each in job if not each.startswith("model."))))
+            built([each for each in job if not each.startswith("model.")])
 
 
 def test_a_picture_is_kept_as_svg_or_if_it_is_large_as_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

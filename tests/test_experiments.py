@@ -28,12 +28,6 @@ def test_a_quarter_of_the_heads_goes_by_ablation_but_not_by_chance(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_inflection_is_learnt(tmp_path: Path) -> None:
-    table = pruning(tmp_path, "task=inflection", "scorer=[ablation]")
-    assert table.loc[table["heads_removed"] == 0, "quality"].item() >= 0.80
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("task", "heads"), [("reverse", 5), ("sort", 8)])
 def test_few_heads_are_enough_once_they_are_fine_tuned(tmp_path: Path, task: str, heads: int) -> None:
     settings = [f"task={task}", "schedule=greedy", "recovery=fine_tune", f"experiment.budgets=[{24 - heads}]"]

@@ -84,7 +84,7 @@ class Scorer(Checked, ABC):
     *score* split.
 
     Facts about a scorer are attributes of its class, so that no other module lists scorers by name. A `Budgeted` scorer
-    must know how many heads are kept; `TrainedGates` are trained.
+    must know how many heads are kept.
 
     >>> @dataclass(frozen=True)
     ... class Peak(Scorer):
@@ -113,6 +113,8 @@ class Scorer(Checked, ABC):
     draws_by_head: ClassVar[bool] = False
     """True if a random number is drawn for each head, in the order of the grid. Then the removal of a head changes the
     scores of the other heads."""
+    stored: ClassVar[bool] = False
+    """True if the cache keeps the scores, because they take long."""
     zero_if_silent: ClassVar[bool] = True
     """True if the score of a head with zero output is 0."""
 

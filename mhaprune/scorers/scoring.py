@@ -14,7 +14,6 @@ from mhaprune.data import Data
 from mhaprune.heads import HeadId
 from mhaprune.progress import doing
 from mhaprune.scorers.base import Budgeted, Scorer, Scores
-from mhaprune.scorers.gate_training import TrainedGates
 from mhaprune.settings.options import describe
 from mhaprune.settings.ranges import Checked
 from mhaprune.storage.cache import Remember, data_digest, sources
@@ -30,8 +29,8 @@ class ScorerResult(NamedTuple):
 
 
 class Scoring:
-    """The scores of one subject on one split. Each scorer runs once. The cache, if there is one, keeps the scores of
-    `TrainedGates`."""
+    """The scores of one subject on one split. Each scorer runs once. The cache, if there is one, keeps those that
+    are `stored`."""
 
     def __init__(self, subject: Subject, examples: Data, seed: int, remember: Remember | None = None) -> None:
         self.subject, self.examples, self.seed, self.remember = subject, examples, seed, remember
@@ -73,7 +72,7 @@ class Scoring:
                 raise ValueError(f"gives head {head} the score {value}, which is not finite")
             return {**vars(scores), "seconds": seconds}
 
-        if isinstance(scorer, TrainedGates) and self.remember is not None:
+        if scorer.stored and self.remember is not None:
             what = {
                 "scorer": describe(scorer),
                 "seed": self.seed,

@@ -20,10 +20,10 @@ from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.random import Random
 from mhaprune.scorers.scoring import Scoring, heads_table
-from mhaprune.scorers.subset import Subset
 from mhaprune.statistics.intervals import moments
 from mhaprune.storage.cache import Cache, Remember, weights_digest
 from mhaprune.subject import Subject
+from mhaprune_literature.subset import Subset
 
 
 @dataclass(frozen=True)

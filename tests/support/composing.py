@@ -81,8 +81,8 @@ def registered(overrides: Sequence[str]) -> Iterator[None]:
         yield
         return
     Plugins.instance()  # its own options are there before and after
-    store, allowed = ConfigStore.instance(), set(plugins._allowed)
-    before = copy.deepcopy(store.repo)
+    store, allowed = ConfigStore.instance(), plugins._allowed
+    before, plugins._allowed = copy.deepcopy(store.repo), set(allowed)
     register(overrides)
     try:
         yield
@@ -90,25 +90,26 @@ def registered(overrides: Sequence[str]) -> Iterator[None]:
         store.repo, plugins._allowed = before, allowed
 
 
-LITERATURE = "plugins=[mhaprune_literature]"
-"""The plug-ins of examples/literature."""
+EXAMPLES = "plugins=[mhaprune_literature,mhaprune_words]"
+"""The plug-ins of examples/literature and examples/words."""
 
 
 @functools.cache
 def known(group: str) -> list[str]:
-    """The names of all options of a group, those of examples/literature too."""
-    with registered([LITERATURE]):
-        found = options_of("mhaprune_literature", GROUPS, SEVERAL)
+    """The names of all options of a group, those of the examples too."""
+    with registered([EXAMPLES]):
+        found = [*options_of("mhaprune_literature", GROUPS, SEVERAL), *options_of("mhaprune_words", GROUPS, SEVERAL)]
         return sorted([*options(group), *(name for kind, name, *_ in found if kind == group)])
 
 
 @functools.cache
 def every(group: str) -> dict[str, Any]:
-    """All options of a group by name, small, as a run builds them; those of examples/literature too."""
-    if group == "task":
-        return {name: build(compose("experiment=train", *TINY, *chosen(group, name))).task for name in options(group)}
-    overrides = [LITERATURE, *chosen(group, *known(group))]
-    with registered(overrides):
+    """All options of a group by name, small, as a run builds them; those of the examples too."""
+    with registered([EXAMPLES]):
+        if group == "task":
+            tiny = ["experiment=train", *TINY]
+            return {name: build(compose(EXAMPLES, *tiny, *chosen(group, name))).task for name in known(group)}
+        overrides = [EXAMPLES, *chosen(group, *known(group))]
         experiment = "experiment=prune" if group == "recovery" else "experiment=train"
         found: dict[str, Any] = getattr(build(compose(experiment, *overrides)), group)
     return found

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mhaprune.scorers.gate_training import TrainedGates
+from mhaprune_literature.gate_training import TrainedGates
 
 
 @dataclass(frozen=True)

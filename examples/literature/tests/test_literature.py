@@ -19,7 +19,7 @@ from settings.test_ranges import uncommented
 from support import ROOT
 from support.classifier import batches, classifier
 from support.commands import run_here
-from support.composing import LITERATURE, every, known
+from support.composing import EXAMPLES, every, known
 from support.sizes import options
 
 
@@ -32,18 +32,18 @@ def test_every_option_has_its_row_in_the_docs() -> None:
 
 
 def test_a_run_and_python_find_the_options_by_name() -> None:
-    run = described(LITERATURE, "experiment=prune", "scorer=[ablation,movement]", "schedule=[swap,swap_after_greedy]")
+    run = described(EXAMPLES, "experiment=prune", "scorer=[ablation,movement]", "schedule=[swap,swap_after_greedy]")
     assert run.scorer["movement"] == Movement() == option("movement", {"scorer": Scorer})
     assert run.schedule["swap"] == Swap(OneShot()) == option("swap", {"schedule": Schedule})
     assert run.schedule["swap_after_greedy"] == Swap(Greedy()) == option("swap_after_greedy", {"schedule": Schedule})
     keep = ["schedule.swap_after_greedy.start.keep_at_least=1", "experiment.budgets=[0.5]"]
-    careful = described(LITERATURE, "schedule=[swap_after_greedy]", *keep)
+    careful = described(EXAMPLES, "schedule=[swap_after_greedy]", *keep)
     assert careful.schedule["swap_after_greedy"] == Swap(Greedy(keep_at_least=1))
 
 
 def test_every_field_of_the_options_is_explained() -> None:
     options = ["experiment=prune", f"scorer=[{','.join(known('scorer'))}]", f"schedule=[{','.join(known('schedule'))}]"]
-    shown = run_here(main, LITERATURE, *options, "--cfg", "job").stdout
+    shown = run_here(main, EXAMPLES, *options, "--cfg", "job").stdout
     assert "swap_after_greedy:" in shown
     assert not uncommented(shown)
     for made in (*every("scorer").values(), *every("schedule").values()):

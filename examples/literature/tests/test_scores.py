@@ -12,8 +12,8 @@ from mhaprune_literature.all_but_one import AllButOne
 from mhaprune_literature.knowledge import Knowledge
 from mhaprune_literature.movement import Movement
 from scorers.test_scorers import written_norms
-from scorers.test_trained import WORTHS, worth_game
 from support.games import numbered
+from test_trained import WORTHS, worth_game
 
 
 def test_knowledge_is_half_of_fisher_and_the_mean_square_of_what_a_head_writes(model: Seq2Seq, splits: Splits) -> None:

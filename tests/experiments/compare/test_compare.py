@@ -18,7 +18,7 @@ from mhaprune.statistics.intervals import difference_interval, mean_interval, st
 from mhaprune.storage.store import RunFolder
 from mhaprune.subject import AnswerOutcome
 from mhaprune.tables import ENDS
-from support.composing import compose, tables_in
+from support.composing import EXAMPLES, compose, registered, tables_in
 from support.sizes import LEARNT
 
 
@@ -27,12 +27,12 @@ def overrides(cache: Path) -> list[str]:
     longer = ["training.steps=300", "training.learning_rate=0.01"]
     scorers = ["scorer=[gate,ablation,taylor,fisher,subset,random]", "scorer.subset.steps=5"]
     schedules = ["schedule=[one_shot,greedy,greedy_refit]", "experiment.budgets=[1,2,3,4,5,6]"]
-    return ["experiment=compare", *LEARNT, *longer, *scorers, *schedules, f"cache={cache}"]
+    return [EXAMPLES, "experiment=compare", *LEARNT, *longer, *scorers, *schedules, f"cache={cache}"]
 
 
 @pytest.fixture(scope="module")
 def folder(cache: Path) -> Path:
-    with RunFolder(cache.parent / "run").recorded() as folder:
+    with registered([EXAMPLES]), RunFolder(cache.parent / "run").recorded() as folder:
         build(compose(*overrides(cache)))(folder)
     return cache.parent / "run"
 
@@ -243,7 +243,7 @@ def test_a_scorer_with_a_second_schedule_goes_by_both_names(folder: Path, monkey
 
     monkeypatch.setattr(Ablation, "__call__", spied)
     scorers = ["scorer=[ablation,random]", "scorer.random.draws=2", "schedule=[one_shot,iterative]"]
-    kept = [override for override in overrides(folder.parent / "cache") if not override.startswith("sc")]
+    kept = [override for override in overrides(folder.parent / "cache") if not override.startswith(("sc", "plugins="))]
     tables = build(compose(*kept, *scorers)).results().found
     assert {steps[1][0] for steps in seen} == {"score"}
     assert seen[0][2:4] == [("schedule", 2, None), ("one_shot", 2, "ablation")]

@@ -26,11 +26,11 @@ from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.runs.run import build
 from mhaprune.scorers.ablation import Ablation
-from mhaprune.scorers.subset import Subset
 from mhaprune.statistics.intervals import paired_interval
 from mhaprune.storage.cache import no_memory
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.subject import AnswerOutcome
+from mhaprune_literature.subset import Subset
 from support.composing import compose, tables_in
 from support.sizes import LEARNT, PRUNE
 

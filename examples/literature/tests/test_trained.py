@@ -12,9 +12,9 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Budgeted, Scorer
-from mhaprune.scorers.gate_training import TrainedGates
-from mhaprune.scorers.hard_concrete import LOGIT_BOUND, HardConcrete, probability_open, stretched
-from mhaprune.scorers.subset import Subset, relaxed_top_k
+from mhaprune_literature.gate_training import TrainedGates
+from mhaprune_literature.hard_concrete import LOGIT_BOUND, HardConcrete, probability_open, stretched
+from mhaprune_literature.subset import Subset, relaxed_top_k
 from support.composing import every
 from support.games import Game, numbered
 from support.models import judged

@@ -24,10 +24,11 @@ FIRST_MULTIPLIER = 1e-3
 
 @dataclass(frozen=True)
 class TrainedGates(Budgeted):
-    """A scorer that trains one gate per head of a frozen model with Adam. Its scores are kept in the cache."""
+    """A scorer that trains one gate per head of a frozen model with Adam."""
 
     family: ClassVar[str] = "trained"
     draws_by_head: ClassVar[bool] = True
+    stored: ClassVar[bool] = True
     zero_if_silent: ClassVar[bool] = False
     start: ClassVar[float] = 0.0
     """The first logit of every gate."""

@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from mhaprune.scorers.gate_training import TrainedGates
 from mhaprune.settings.ranges import Gt
+from mhaprune_literature.gate_training import TrainedGates
 
 TEMPERATURE, STRETCH = 1 / 3, 0.1
 LOGIT_BOUND = 4.6

@@ -6,8 +6,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from mhaprune.scorers.gate_training import TrainedGates
 from mhaprune.settings.ranges import Gt
+from mhaprune_literature.gate_training import TrainedGates
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Tasks of real data, English words: their forms and their sounds."""
