@@ -15,7 +15,7 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.storage.cache import Remember, no_memory
 from mhaprune.wrapping.descent import Descent
 from mhaprune.wrapping.training import FINE_TUNING
-from mhaprune.wrapping.wrap import ModelWithData
+from mhaprune.wrapping.understand import ModelWithData
 
 Made = TypeVar("Made")
 

@@ -34,7 +34,7 @@ from mhaprune.measure.outcomes import measure, measure_masks, measure_removed
 from mhaprune.measure.times import COPIES, taking_turns
 from mhaprune.subject import Subject
 from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.wrap import with_dense
+from mhaprune.wrapping.understand import with_dense
 
 SMALL = {"hidden_size": 48, "intermediate_size": 48}
 

@@ -22,7 +22,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mhaprune
 from mhaprune.recoveries.refitting import refit, show
-from mhaprune.wrapping.replay import Replay, at_rest, recorders, tensors_in
+from mhaprune.wrapping.at_rest import at_rest
+from mhaprune.wrapping.replay import Replay, recorders
+from mhaprune.wrapping.tensors import tensors_in
 
 LARGE: dict[str, Any] = {
     "hidden_size": 4096,

@@ -23,8 +23,8 @@ from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError, option
+from mhaprune.sources.trained import TrainedSource
 from mhaprune.storage.store import RunFolder, read_status
-from mhaprune.studies.trained import TrainedSource
 from support import ROOT
 from support.classifier import batches, classifier
 from support.composing import compose

@@ -24,7 +24,7 @@ from support import ROOT
 
 HOUSE = """
     settings interrupts progress heads data tables statistics storage subject tasks measure attention wrapping
-    model scorers schedules inputs recoveries pruning reporting studies experiments runs front __main__
+    model scorers schedules inputs recoveries pruning reporting sources experiments runs front __main__
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 """The rooms. Each imports only from those before it."""
 PACKAGE = ROOT / "mhaprune"
@@ -214,7 +214,7 @@ def test_a_docstring_begins_with_a_verb_or_a_noun(module: str) -> None:
     assert not {name: doc.split("\n")[0] for name, doc in docs.items() if NOUN_CLAUSE.match(doc)}
 
 
-BUDGET = {"mhaprune": 22_313, "tests": 20_327}
+BUDGET = {"mhaprune": 22_338, "tests": 20_329}
 """The most lines of Python in a folder. Raising a number needs a reason: what comes in pays with what goes out."""
 LONGEST_FILE = 400
 """The most lines of a file."""

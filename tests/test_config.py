@@ -19,7 +19,7 @@ GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir()
 
 
 def of_others(name: str) -> bool:
-    """Whether it is a pretrained model, which is trained already; they are in tests/studies."""
+    """Whether it is a pretrained model, which is trained already; they are in tests/sources."""
     return is_pretrained({"model": yaml.safe_load((ROOT / "conf" / "model" / f"{name}.yaml").read_text())})
 
 

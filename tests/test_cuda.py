@@ -14,7 +14,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import gate_gradients, measure, measure_masks
 from mhaprune.model.training import Training
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.removal import proofs
+from mhaprune.pruning.pruned import proofs
 from mhaprune.runs.run import build
 from mhaprune.storage.store import RunFolder
 from mhaprune.tasks.sort import Sort

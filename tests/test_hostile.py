@@ -18,9 +18,9 @@ import torch
 import mhaprune
 from mhaprune.front.command_line import main
 from mhaprune.runs.collecting import collect
+from mhaprune.sources.texts import read_rows
 from mhaprune.storage.cache import Cache
 from mhaprune.storage.seals import sealed
-from mhaprune.studies.texts import read_rows
 from support.commands import run_here
 from support.damage import flipped
 from support.guests import write_models

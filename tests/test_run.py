@@ -129,7 +129,7 @@ def test_what_computes_a_model_is_part_of_what_tells_it_apart(tmp_path: Path, mo
         made.append(recipe)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mhaprune.studies.trained.Cache.get", get)
+    monkeypatch.setattr("mhaprune.sources.trained.Cache.get", get)
     names = []
     for threads, torch_version in ((1, "2.9"), (2, "2.9"), (1, "3.0")):
         monkeypatch.setattr(torch, "__version__", torch_version)
@@ -302,7 +302,7 @@ def test_what_was_computed_for_other_weights_is_not_taken(tmp_path: Path, monkey
     """The same recipe may end in other bits on another machine."""
     made = []
     for weights in ("here", "here", "elsewhere"):
-        monkeypatch.setattr("mhaprune.studies.trained.weights_digest", lambda model, weights=weights: weights)
+        monkeypatch.setattr("mhaprune.sources.trained.weights_digest", lambda model, weights=weights: weights)
         study = build(compose(*TINY, *TINY_SEQUENCES, f"cache={tmp_path}")).study()
         study.remember("oracle", {}, lambda state, save, weights=weights: made.append(weights) or {"x": 1})
     assert made == ["here", "elsewhere"]

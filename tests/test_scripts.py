@@ -320,7 +320,7 @@ def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.slow
 def test_two_steps_make_a_classifier_that_a_study_reads(tmp_path: Path) -> None:
     needs_minilm()
-    from mhaprune.studies.hf import Hf
+    from mhaprune.sources.hf import Hf
 
     (tmp_path / "archive").write_bytes(snippets())
     place = tmp_path / "made"

@@ -8,17 +8,24 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from mhaprune.experiments import can_go
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, the_one, with_proofs
-from mhaprune.experiments.can_go import caveats, count_words, most_removed, removable, summary_of, surely_words
 from mhaprune.experiments.shift import shift_quality, shift_sentences, shift_table
+from mhaprune.experiments.tolerance import (
+    caveats,
+    count_words,
+    most_removed,
+    numbers_of_summary,
+    removable,
+    summary_of,
+    surely_words,
+)
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
 from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of, removed_names
-from mhaprune.pruning.removal import prune, time_removed
+from mhaprune.pruning.pruned import prune, time_removed
 from mhaprune.recoveries.base import recover
 from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
@@ -120,7 +127,7 @@ def map_of_heads(tables: Tables) -> Verdict:
 
 def numbers(tables: Tables) -> list[Number]:
     """Return three numbers, without recovery and after each recovery: heads that can be removed, quality, speed-up."""
-    return can_go.headline(tables["summary"], tables)
+    return numbers_of_summary(tables["summary"], tables)
 
 
 @needs("pruning", "summary")
@@ -221,7 +228,7 @@ class Ablate(HeadBudgets, WithinTolerance):
 
     For every scorer, `summary` has the pruned model with the most heads removed that loses at most `tolerance` of exact
     match on the *choose* split, and its exact match on the *report* split. `heads_removed_sure` heads can be removed at
-    95 % confidence (see `can_go.py`). The first draw of a random scorer is treated like any other scorer. Its further
+    95 % confidence (`tolerance.py`). The first draw of a random scorer is treated like any other scorer. Its further
     draws are a control: only their accuracy is measured. A schedule that uses no scorer has a row under its own name.
 
     `shift` has the models of the summary on examples of other kinds, if the task or `shift` has any.

@@ -10,7 +10,7 @@ import pandas as pd
 from mhaprune.heads import HeadGrid
 from mhaprune.inputs import Study
 from mhaprune.progress import doing
-from mhaprune.pruning.removal import proofs
+from mhaprune.pruning.pruned import proofs
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.head_map import Verdict, heads_that_matter
 from mhaprune.reporting.headline import Number
@@ -19,8 +19,8 @@ from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.ranges import Checked, Ge, Within
-from mhaprune.studies.source import Source
-from mhaprune.studies.trained import TrainedSource
+from mhaprune.sources.source import ModelSource
+from mhaprune.sources.trained import TrainedSource
 from mhaprune.tables import Tables
 
 
@@ -41,7 +41,7 @@ class Findings:
 class Setup:
     """The facts about a run that are known before anything is trained."""
 
-    source: Source
+    source: ModelSource
     scorers: Mapping[str, Scorer]
     schedules: Mapping[str, Schedule]
     recoveries: Mapping[str, Recovery]

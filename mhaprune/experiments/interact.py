@@ -22,7 +22,7 @@ from mhaprune.inputs import Study
 from mhaprune.measure.outcomes import BATCH_SIZE, measure_removed
 from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
-from mhaprune.pruning.removal import EquivalenceCheck
+from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.reporting import plots
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.heat_map import EXTRA_COST, MISSING, heat_map

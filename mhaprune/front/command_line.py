@@ -51,7 +51,7 @@ SHOW = ("--cfg", "-c")
 
 def job(config: DictConfig, start: int = 0) -> None:
     """Do one run or one job of a sweep, in the folder made by Hydra. `start` counts the starts of the sweep."""
-    from mhaprune.runs.doing import do_alone, do_in_sweep
+    from mhaprune.runs.processes import do_alone, do_in_sweep
     from mhaprune.runs.run import sweep_settings
 
     hydra_config = HydraConfig.get()

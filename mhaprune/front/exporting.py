@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from mhaprune.progress import shown
 from mhaprune.settings.ranges import checked
 from mhaprune.settings.refusals import foreign
+from mhaprune.wrapping.at_rest import at_rest, switched_off
 from mhaprune.wrapping.block_proof import apart, largest
-from mhaprune.wrapping.replay import at_rest, mapped, switched_off, tensors_in
+from mhaprune.wrapping.tensors import mapped, tensors_in
 
 LARGEST_FILE = 1_500_000_000
 """Number of bytes of weights from which a second file holds them: one file of ONNX holds two gigabytes."""

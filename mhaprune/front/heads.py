@@ -23,7 +23,7 @@ from mhaprune.measure.columns import accuracy_columns
 from mhaprune.measure.outcomes import ProofFailed, measure
 from mhaprune.progress import shown, track
 from mhaprune.pruning.plans import removed_names
-from mhaprune.pruning.removal import EquivalenceCheck
+from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.recoveries.base import Recovery
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refit import Refit
@@ -33,12 +33,12 @@ from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.settings.ranges import Ge, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.tables import MOMENTS, USUAL
+from mhaprune.wrapping.at_rest import eager
 from mhaprune.wrapping.block_proof import BlockProof
 from mhaprune.wrapping.blocks import AttentionBlock, Block, Unsupported
 from mhaprune.wrapping.losses import Judge
-from mhaprune.wrapping.replay import eager
 from mhaprune.wrapping.saving import make_plain
-from mhaprune.wrapping.wrap import ModelWithData, understand, with_removal
+from mhaprune.wrapping.understand import ModelWithData, understand, with_removal
 from mhaprune.wrapping.wrapped import WrappedModel
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from mhaprune.reporting.head_map import SmallMap, thumbnail
 from mhaprune.schedules.budgets import is_share
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
+from mhaprune.sources.pretrained import tokens_of
 from mhaprune.storage.store import write_bytes
-from mhaprune.studies.pretrained import tokens_of
 
 
 def small_page(heads: Any) -> str:

@@ -14,7 +14,7 @@ from mhaprune.model.checkpoint import load as read
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.settings.ranges import checked
 from mhaprune.settings.refusals import foreign
-from mhaprune.studies.trained import restored
+from mhaprune.sources.trained import restored
 from mhaprune.tasks.base import Task
 from mhaprune.wrapping.removal_file import REMOVAL
 from mhaprune.wrapping.saving import load_folder, save_folder

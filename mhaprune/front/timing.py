@@ -8,7 +8,7 @@ import pandas as pd
 
 from mhaprune.heads import HeadMask
 from mhaprune.pruning.plans import Plan
-from mhaprune.pruning.removal import time_removed
+from mhaprune.pruning.pruned import time_removed
 from mhaprune.tables import QUARTILES
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.wrapped import WrappedModel

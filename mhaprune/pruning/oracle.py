@@ -14,7 +14,7 @@ from mhaprune.data import Data
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import all_open, measure_masks
 from mhaprune.progress import doing
-from mhaprune.storage.cache import Remember, data_digest, sources
+from mhaprune.storage.cache import Remember, code_digests, data_digest
 from mhaprune.subject import Subject
 from mhaprune.tables import QUALITY
 
@@ -85,7 +85,7 @@ def find_best(
     what = {
         "oracle": ["exact"] if exact else ["beam", beam_width, sorted(budgets)],
         "chosen_on": data_digest(examples),
-        "searched_with": sources(__name__, "mhaprune.measure", "mhaprune.wrapping", type(subject).__module__),
+        "searched_with": code_digests(__name__, "mhaprune.measure", "mhaprune.wrapping", type(subject).__module__),
     }
     content = make(None, None) if remember is None else remember("oracle", what, make)
     run = _Runner(subject, examples, content, None)

@@ -13,7 +13,7 @@ from mhaprune.inputs import Study
 from mhaprune.measure.outcomes import Diverged
 from mhaprune.settings.options import describe, modules_of
 from mhaprune.settings.ranges import Checked
-from mhaprune.storage.cache import sources, weights_digest
+from mhaprune.storage.cache import code_digests, weights_digest
 from mhaprune.tables import VALID_QUALITY
 
 State = dict[str, Any]
@@ -136,7 +136,7 @@ def recover(recovery: Recovery, study: Study, pruned: Pruned, draw: int = 0) -> 
         "recovery": settings,
         "from": recovery.starts_from(study, pruned),
         "draw": draw,
-        "recovered_with": sources(*modules_of(recovery)),
+        "recovered_with": code_digests(*modules_of(recovery)),
     }
     content = study.remember("recovered", what, make) if recovery.kept else make(None, lambda state: None)
     model = pruned.copied()

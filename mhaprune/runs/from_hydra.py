@@ -24,9 +24,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from mhaprune.interrupts import handling
-from mhaprune.runs.doing import end_with_parent
 from mhaprune.runs.jobs import Job
 from mhaprune.runs.launching import do_sweep
+from mhaprune.runs.processes import end_with_parent
 from mhaprune.runs.run import build, check
 from mhaprune.settings.plugins import conf_folder, results_folder
 from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings

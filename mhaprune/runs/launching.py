@@ -13,9 +13,9 @@ from typing import Protocol
 
 from mhaprune.interrupts import before_stopping
 from mhaprune.runs.collecting import collect, link_latest
-from mhaprune.runs.doing import GRACE, PAUSE
 from mhaprune.runs.found import read_run
 from mhaprune.runs.jobs import LOCK, STOP, Job, Sweep
+from mhaprune.runs.processes import GRACE, PAUSE
 from mhaprune.settings.plugins import allowed
 from mhaprune.settings.refusals import visible
 from mhaprune.settings.sweep import SweepSettings

@@ -25,11 +25,11 @@ from mhaprune.settings.options import describe, modules_of, option_name, short_t
 from mhaprune.settings.plugins import allow, find_class, results_folder
 from mhaprune.settings.ranges import Checked, Within
 from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings
+from mhaprune.sources.pretrained import Pretrained, PretrainedSource
+from mhaprune.sources.source import ModelSource
+from mhaprune.sources.trained import TrainedSource, parts_of
 from mhaprune.storage.cache import code_of
 from mhaprune.storage.store import RunFolder, as_json, fingerprint
-from mhaprune.studies.pretrained import Pretrained, PretrainedSource
-from mhaprune.studies.source import Source
-from mhaprune.studies.trained import TrainedSource, parts_of
 from mhaprune.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ class Run(Checked):
         return self.source.usable(self.scorer, self.recovery)
 
     @cached_property
-    def source(self) -> Source:
+    def source(self) -> ModelSource:
         """The object that provides the model and its examples: a training, a file or a pretrained model."""
         own: dict[str, Any]
         where: Any = {name: getattr(self, name) for name in ("seed", "device", "num_threads", "cache")}

@@ -37,7 +37,7 @@ class Scores:
     """Number of backward passes over the whole split."""
     skewness: Tensor | None = None
     """(R, N): the skewness of a score that is a mean over examples. The interval of the score needs it (see
-    `statistics.skewed_ends`)."""
+    `intervals.skewed_ends`)."""
 
     @classmethod
     def mean_over_examples(cls, values_EN: Tensor, forward_passes: float, backward_passes: float = 0.0) -> Scores:

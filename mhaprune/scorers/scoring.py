@@ -16,7 +16,7 @@ from mhaprune.progress import doing
 from mhaprune.scorers.base import Budgeted, Scorer, Scores
 from mhaprune.settings.options import describe
 from mhaprune.settings.ranges import Checked
-from mhaprune.storage.cache import Remember, data_digest, sources
+from mhaprune.storage.cache import Remember, code_digests, data_digest
 from mhaprune.subject import Subject
 from mhaprune.tables import HEAD
 
@@ -78,7 +78,7 @@ class Scoring:
                 "seed": self.seed,
                 "heads": [str(head) for head in self.subject.grid],
                 "scored_on": data_digest(self.examples),
-                "scored_with": sources(
+                "scored_with": code_digests(
                     type(scorer).__module__, "mhaprune.measure", "mhaprune.wrapping", type(self.subject).__module__
                 ),
             }

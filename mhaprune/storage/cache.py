@@ -1,5 +1,5 @@
-"""The cache of slow results, such as trained models. The key of a result is its key: all facts that decide it. So no
-result is computed twice."""
+"""The cache of slow results, such as trained models. The key of a result is all facts that decide it. So no result is
+computed twice."""
 
 import importlib.util
 import logging
@@ -118,7 +118,7 @@ def tensor_digest(tensor: Tensor) -> str:
     return sha256(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def sources(*modules: str) -> dict[str, str]:
+def code_digests(*modules: str) -> dict[str, str]:
     """Return, for each room that holds one of these modules, a digest of all its source files. These files decide a
     result.
 

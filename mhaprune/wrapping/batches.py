@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.wrapping.replay import tensors_in
+from mhaprune.wrapping.tensors import tensors_in
 
 MASK = "attention_mask"
 IGNORED = -100

@@ -19,11 +19,12 @@ from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.data import Data
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import MAX_DIFFERENCE
+from mhaprune.wrapping.at_rest import at_rest
 from mhaprune.wrapping.blocks import Block, Unsupported, shared_words
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.gating import hooked
 from mhaprune.wrapping.removal import as_double, in_double
-from mhaprune.wrapping.replay import at_rest, mapped, tensors_in
+from mhaprune.wrapping.tensors import mapped, tensors_in
 
 
 class AllInDouble(TorchFunctionMode):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import BlockId, HeadGrid, HeadId
-from mhaprune.wrapping.replay import is_linear
+from mhaprune.wrapping.tensors import is_linear
 
 ROLES = ("query", "key", "value")
 

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from mhaprune.measure.outcomes import Diverged, check_weights_finite, weight_sums
+from mhaprune.wrapping.at_rest import at_rest
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import apart
 from mhaprune.wrapping.blocks import Unsupported
-from mhaprune.wrapping.replay import at_rest, tensors_in
+from mhaprune.wrapping.tensors import tensors_in
 from mhaprune.wrapping.wrapped import WrappedModel
 
 

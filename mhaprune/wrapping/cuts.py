@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from mhaprune.wrapping.blocks import Unsupported, within
-from mhaprune.wrapping.folders import saves_with_code
 from mhaprune.wrapping.reshaping import finish
+from mhaprune.wrapping.transformers_folder import saves_with_code
 
 VERSION = 1
 """The version of the note that a removal leaves in a config."""

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.wrapping.attributes import without_results
+from mhaprune.wrapping.at_rest import at_rest, without_results
 from mhaprune.wrapping.blocks import ROLES, Block, Rows, Source, Unsupported, block_of, neighbours, within
 from mhaprune.wrapping.cuts import Cut
 from mhaprune.wrapping.hints import nothing_found, why_uncut
 from mhaprune.wrapping.interception import Attend, AttentionCalls, attention_interface
 from mhaprune.wrapping.layouts import NOTHING, columns_of_heads, probe, reached, rows_of_heads
 from mhaprune.wrapping.numbers import Followed, dimensions_of_heads
-from mhaprune.wrapping.replay import at_rest, is_linear
 from mhaprune.wrapping.softmaxes import Softmaxes, lengths_in
+from mhaprune.wrapping.tensors import is_linear
 from mhaprune.wrapping.weights_in_use import WeightsInUse
 
 UNREAD = "no linear module that is called reads what its heads say"

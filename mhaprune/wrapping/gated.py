@@ -19,11 +19,13 @@ from mhaprune.heads import BlockId, HeadGrid, HeadMask
 from mhaprune.measure.outcomes import joined
 from mhaprune.progress import track
 from mhaprune.subject import AttentionMap, Batch, Fallback, Gates, LastMap, Outcome
+from mhaprune.wrapping.at_rest import at_rest
 from mhaprune.wrapping.blocks import Block, Unsupported, grid_of, weight_of
 from mhaprune.wrapping.gating import head_by_head, hooked
 from mhaprune.wrapping.interception import attention_weights
 from mhaprune.wrapping.removal import copied, held_weights, in_double, remove_heads
-from mhaprune.wrapping.replay import Replay, at_rest, find_maps, precise, recorders, walk
+from mhaprune.wrapping.replay import Replay, find_maps, recorders, walk
+from mhaprune.wrapping.tensors import precise
 
 
 class GatedModel(ABC):

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhaprune.wrapping.at_rest import at_rest
 from mhaprune.wrapping.blocks import Block, Unsupported, within
 from mhaprune.wrapping.layouts import LORA
-from mhaprune.wrapping.replay import at_rest, is_linear, mapped, tensors_in
+from mhaprune.wrapping.tensors import is_linear, mapped, tensors_in
 
 OUT = ("out_proj", "o_proj", "to_out", "out", "c_proj", "dense", "wo", "proj", "fc_o", "o")
 """Usual names of W_O."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mhaprune.wrapping.batches import DENSE, IGNORED, LABELS, MASK, Batches
-from mhaprune.wrapping.replay import precise, tensors_in
+from mhaprune.wrapping.tensors import precise, tensors_in
 
 Judge = Callable[[Any, Any], Tensor]
 """A function of the model's output and the batch: one number per example, (B,)."""

@@ -22,7 +22,7 @@ from mhaprune.wrapping.block_proof import BlockProof, apart, largest, rounding
 from mhaprune.wrapping.blocks import Unsupported
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.gating import hooked
-from mhaprune.wrapping.replay import tensors_in
+from mhaprune.wrapping.tensors import tensors_in
 
 
 class Proofs(NamedTuple):

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.wrapping.attributes import HELD
+from mhaprune.wrapping.at_rest import HELD
 from mhaprune.wrapping.blocks import Block, Unsupported, block_of, neighbours, weight_of, within
 from mhaprune.wrapping.cuts import Cut
-from mhaprune.wrapping.replay import mapped
 from mhaprune.wrapping.reshaping import UNEVEN, keep_numbers, pairs, register, store, tie, ties
+from mhaprune.wrapping.tensors import mapped
 from mhaprune.wrapping.torch_nn import TorchAttention
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")

@@ -5,9 +5,7 @@ the same whatever the gate is. So the outermost of these modules return their ou
 equal, bit for bit.
 """
 
-import copy
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count, takewhile
@@ -16,76 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhaprune.wrapping.attributes import without_results
-
-
-@contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
-    """Put the model in evaluation mode, without gradients of weights, without a key-value cache and without compiled
-    code; restore it at the end, with the attributes of its modules."""
-    config = getattr(model, "config", None)
-    owners: list[tuple[str, Any]] = [("training", module) for module in model.modules()]
-    if torch.is_grad_enabled():
-        owners += [("requires_grad", parameter) for parameter in model.parameters()]
-    with without_results(model), switched_off([*owners, ("use_cache", config)]), eager():
-        yield
-
-
-def eager() -> Any:
-    """Return a context in which compiled modules run as they are written: compiled code has the hooks of the time when
-    it was compiled."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
-@contextmanager
-def switched_off(attributes: Iterable[tuple[str, Any]]) -> Iterator[None]:
-    """Set these attributes of these objects to False while the context lasts. Attributes that are missing or not true
-    are left alone."""
-    changed = [(name, owner) for name, owner in attributes if getattr(owner, name, False)]
-    try:
-        for name, owner in changed:
-            setattr(owner, name, False)
-        yield
-    finally:
-        for name, owner in changed:
-            setattr(owner, name, True)
-
-
-def is_linear(module: Any) -> bool:
-    """Return whether a module is linear: that of torch, or GPT-2's `Conv1D`, whose weight is transposed."""
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-
-
-def precise(values: Tensor) -> Tensor:
-    """Return real numbers in float32 at least: in half precision, a difference of two losses is mostly rounding."""
-    return values.float() if values.is_floating_point() and values.dtype.itemsize < 4 else values
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield every tensor in nested mappings, lists and tuples, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_in(each)
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from tensors_in(each)
-
-
-def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Return nested mappings, lists and tuples with every tensor changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        changed: Any = copy.copy(value)  # a dict of its own kind, as outputs of transformers are
-        for key, each in value.items():
-            changed[key] = mapped(each, change)
-        return changed
-    if isinstance(value, tuple | list):
-        parts = [mapped(each, change) for each in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
+from mhaprune.wrapping.at_rest import at_rest
+from mhaprune.wrapping.tensors import is_linear, tensors_in
 
 
 @dataclass

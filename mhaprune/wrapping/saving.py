@@ -24,7 +24,11 @@ from mhaprune.storage.seals import checksum
 from mhaprune.storage.store import make_folder, write_json
 from mhaprune.wrapping.blocks import Unsupported
 from mhaprune.wrapping.cuts import Cut, pretrained_in
-from mhaprune.wrapping.folders import (
+from mhaprune.wrapping.removal import COUNTS, copied
+from mhaprune.wrapping.removal_file import REMOVAL, load_removal, save_removal
+from mhaprune.wrapping.reshaping import shrink
+from mhaprune.wrapping.torch_nn import TorchAttention
+from mhaprune.wrapping.transformers_folder import (
     FEWER,
     difference_when_read,
     native_class,
@@ -32,10 +36,6 @@ from mhaprune.wrapping.folders import (
     write_plain,
     write_with_code,
 )
-from mhaprune.wrapping.removal import COUNTS, copied
-from mhaprune.wrapping.removal_file import REMOVAL, load_removal, save_removal
-from mhaprune.wrapping.reshaping import shrink
-from mhaprune.wrapping.torch_nn import TorchAttention
 
 WIDTH_OF_HEAD = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 """Keys of a config that hold the width of a head, so that the number of heads may change."""

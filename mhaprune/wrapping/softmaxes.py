@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mhaprune.wrapping.replay import tensors_in
+from mhaprune.wrapping.tensors import tensors_in
 
 SOFTMAXES = {F.softmax, torch.softmax, Tensor.softmax}
 PRODUCTS = {torch.einsum, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.tensordot}

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from mhaprune.attention.gates import GateConfig
+from mhaprune.wrapping.at_rest import switched_off
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.descent import Descent
-from mhaprune.wrapping.replay import switched_off
 from mhaprune.wrapping.wrapped import WrappedModel
 
 

@@ -18,7 +18,7 @@ from mhaprune.measure.outcomes import joined
 from mhaprune.settings.refusals import foreign
 from mhaprune.subject import Fallback
 from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.replay import mapped
+from mhaprune.wrapping.tensors import mapped
 
 TRIES = 3
 """Number of times that a worker that died is started again, and that an unfinished call is made again."""

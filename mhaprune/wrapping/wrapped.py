@@ -18,17 +18,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.heads import BlockId, HeadId, HeadMask
 from mhaprune.measure.outcomes import BATCH_SIZE, by_length
-from mhaprune.storage.cache import Cache, sources, tensor_digest, weights_digest
+from mhaprune.storage.cache import Cache, code_digests, tensor_digest, weights_digest
 from mhaprune.storage.functions import Undescribed, described
 from mhaprune.storage.store import fingerprint
 from mhaprune.subject import AttentionMap, Fallback, Gates, Outcome
+from mhaprune.wrapping.at_rest import at_rest
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import BlockProof, largest
 from mhaprune.wrapping.blocks import Block, grid_of, shared_words
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.interception import attention_weights
 from mhaprune.wrapping.losses import Judge, LossAndQuality, accuracy, flat, judged, largest_probability
-from mhaprune.wrapping.replay import at_rest
 from mhaprune.wrapping.units import COUNTED, calls_of, of_all_calls, sets_of, wide, with_all_calls
 from mhaprune.wrapping.workers import Shared
 
@@ -272,7 +272,7 @@ class WrappedModel(GatedModel):
             "weights": weights_digest(self.model),
             "judged_by": fingerprint(judged_by),
             "heads": fingerprint([[block.out, block.columns] for block in self.blocks]),
-            "code": sources("mhaprune.attention", "mhaprune.measure", "mhaprune.wrapping"),
+            "code": code_digests("mhaprune.attention", "mhaprune.measure", "mhaprune.wrapping"),
             "torch": str(torch.__version__),
             "num_threads": torch.get_num_threads(),
             "device": self.device.type,

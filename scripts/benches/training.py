@@ -18,7 +18,7 @@ from mhaprune.front.command_line import described
 from mhaprune.model.network import Transformer, sinusoids
 from mhaprune.model.training import Training
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.studies.trained import TrainedSource
+from mhaprune.sources.trained import TrainedSource
 
 
 def training() -> list[Pair]:

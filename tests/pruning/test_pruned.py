@@ -13,7 +13,7 @@ from mhaprune.measure.outcomes import ProofFailed, gate_gradients, measure
 from mhaprune.measure.times import COPIES
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import Plan, Search, choices, plans_of
-from mhaprune.pruning.removal import EquivalenceCheck, prune, smallest_effect, time_removed
+from mhaprune.pruning.pruned import EquivalenceCheck, prune, smallest_effect, time_removed
 from mhaprune.schedules.base import Evidence, Schedule
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation

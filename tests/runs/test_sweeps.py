@@ -28,7 +28,7 @@ from support.made_sweeps import Bench
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr("mhaprune.runs.doing.GRACE", 0.4)
+    monkeypatch.setattr("mhaprune.runs.processes.GRACE", 0.4)
     monkeypatch.setattr("mhaprune.runs.launching.GRACE", 2.0)
     return Bench(tmp_path)
 
@@ -218,7 +218,7 @@ def hold(lock: Path, seconds: float) -> None:
 
 def test_a_job_ends_soon_after_its_sweep(sweep: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may run on another machine, where no signal of this one comes. It saves first."""
-    monkeypatch.setattr("mhaprune.runs.doing.PAUSE", 0.05)
+    monkeypatch.setattr("mhaprune.runs.processes.PAUSE", 0.05)
 
     def another_owner() -> None:
         (sweep.root / ".sweep.lock").write_text("process 1 on another machine")

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from mhaprune.storage import locks
-from mhaprune.storage.cache import Cache, sources
+from mhaprune.storage.cache import Cache, code_digests
 from mhaprune.storage.locks import is_held, locked
 from mhaprune.storage.seals import Damaged, opened, sealed
 from mhaprune.storage.store import RunFolder, as_csv, read_status, read_table, write_bytes
@@ -232,28 +232,30 @@ def test_a_full_disk_loses_no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_digest_is_that_of_the_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "edited_module.py").write_text("x = 1\n")
-    before = sources("edited_module")
+    before = code_digests("edited_module")
     (tmp_path / "edited_module.py").write_text("x = 2\n")
-    assert sources("edited_module") == before
+    assert code_digests("edited_module") == before
     (tmp_path / "other_module.py").write_text("x = 2\n")
-    assert sources("other_module")["other_module"] != before["edited_module"]
+    assert code_digests("other_module")["other_module"] != before["edited_module"]
 
 
 def test_the_digest_of_a_module_is_that_of_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a plug-in it is that of its whole package, with the YAML files of its options."""
-    assert sources("mhaprune.model.training", "mhaprune.heads") == sources("mhaprune.heads", "mhaprune.model.network")
-    assert set(sources("mhaprune.model.training", "mhaprune.heads")) == {"mhaprune.heads", "mhaprune.model"}
-    assert sources("mhaprune.heads")["mhaprune.heads"] != sources("mhaprune.data")["mhaprune.data"]
+    assert code_digests("mhaprune.model.training", "mhaprune.heads") == code_digests(
+        "mhaprune.heads", "mhaprune.model.network"
+    )
+    assert set(code_digests("mhaprune.model.training", "mhaprune.heads")) == {"mhaprune.heads", "mhaprune.model"}
+    assert code_digests("mhaprune.heads")["mhaprune.heads"] != code_digests("mhaprune.data")["mhaprune.data"]
     monkeypatch.syspath_prepend(tmp_path)
     found = []
     for package, power in (("first_heads", 1), ("second_heads", 2)):
         (tmp_path / package / "conf").mkdir(parents=True)
         (tmp_path / package / "peak.py").write_text("x = 1\n")
         (tmp_path / package / "conf" / "peak.yaml").write_text(f"power: {power}\n")
-        found += sources(f"{package}.peak").values()
+        found += code_digests(f"{package}.peak").values()
     assert found[0] != found[1]
     with pytest.raises(ImportError, match="nowhere: is not there"):
-        sources("nowhere.module")
+        code_digests("nowhere.module")
 
 
 CONTENT = {"weights": {"w": torch.arange(300.0)}, "history": [{"step": 0, "loss": 2.5}], "facts": {"seed": 3}}

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.experiments.ablate import Ablate
-from mhaprune.runs.doing import do_in_sweep
 from mhaprune.runs.jobs import Job, Sweep
 from mhaprune.runs.launching import do_sweep
+from mhaprune.runs.processes import do_in_sweep
 from mhaprune.runs.run import Results
 from mhaprune.settings.options import target
 from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings

@@ -17,7 +17,7 @@ import mhaprune
 from mhaprune import losses
 from mhaprune.front.heads import Heads
 from mhaprune.scorers.base import Scorer
-from mhaprune.wrapping.replay import mapped
+from mhaprune.wrapping.tensors import mapped
 from support.second_device import TwoDevices, second_device
 
 __all__ = ["second_device"]

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.progress import track
+from mhaprune.sources.pretrained import Pretrained, PretrainedModel, batched, chosen
+from mhaprune.sources.texts import Row, in_splits, read_rows
 from mhaprune.storage.cache import Cache, weights_digest
-from mhaprune.studies.pretrained import Pretrained, PretrainedModel, batched, chosen
-from mhaprune.studies.texts import Row, in_splits, read_rows
 from mhaprune.tasks.base import SplitSize
 from mhaprune.wrapping import losses
 from mhaprune.wrapping.batches import IGNORED

@@ -19,7 +19,7 @@ from mhaprune.inputs import Study
 from mhaprune.progress import doing, track
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning.plans import COSTS, Choice, Plan, choices
-from mhaprune.pruning.removal import prune
+from mhaprune.pruning.pruned import prune
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.budgets import with_a_choice

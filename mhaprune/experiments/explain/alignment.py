@@ -110,19 +110,17 @@ def alignment_scores(tables: Tables) -> Plot | None:
     axes = figure.add_subplot()
     axes.axvline(table["offset_accuracy"].iloc[0], color="black", linestyle=":", label="the same distance always")
     axes.axvline(table["chance"].mean(), color=plots.CONTROL_COLOUR, label="chance")
-    for layer, heads in table.groupby("layer", sort=True):
-        colour = plots.COLOURS[int(layer) % len(plots.COLOURS)]
-        axes.plot([], [], "s", color=colour, label=f"layer {layer}")
-        for accuracy, score, head in heads[["accuracy", "score", "head"]].itertuples(index=False):
-            axes.plot(accuracy, score, marker=f"${head}$", color=colour, markersize=8)
+    for layer, head, accuracy, score in table[["layer", "head", "accuracy", "score"]].itertuples(index=False):
+        colour = plots.COLOURS[layer % len(plots.COLOURS)]
+        axes.plot(accuracy, score, marker=f"${layer}.{head}$", color=colour, markersize=15)
     score = f"rise of the loss{in_brackets(tables)}" if name == REFERENCE else f"score by {name}"
     axes.set(xlabel="alignment accuracy", ylabel=score, xlim=(-0.03, 1.03))
     rho = table["spearman"].iloc[0]
     title = "" if isnan(rho) else f"Alignment and {name} have a rank correlation of {number(rho, 2)}"
     plots.legend_above(figure, axes, title)
     caption = (
-        "Each number is a head of cross-attention. To the right are heads"
-        " whose largest weight is often on the source symbols that the written symbol stands for; high up are heads"
+        "Each mark is a head of cross-attention, named by its layer and its number. To the right are heads whose"
+        " largest weight is often on the source symbols that the written symbol stands for; high up are heads"
         f" that matter by {name}. The rank correlation is Spearman's, over these heads of one model."
     )
     return Plot("alignment", caption, figure)

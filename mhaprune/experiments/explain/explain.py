@@ -20,15 +20,15 @@ from mhaprune.inputs import Study
 from mhaprune.measure.columns import interval_for
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import doing
-from mhaprune.pruning.removal import EquivalenceCheck
+from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.shared_figures import agreement
 from mhaprune.reporting.training import training_curve
 from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.settings.ranges import Ge
+from mhaprune.sources.pretrained import PretrainedSource
 from mhaprune.statistics.intervals import prunable, with_interval
-from mhaprune.studies.pretrained import PretrainedSource
 from mhaprune.subject import Outcome
 from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, named
 

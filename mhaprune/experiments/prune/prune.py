@@ -9,14 +9,14 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, with_proofs
-from mhaprune.experiments.can_go import summary_of
 from mhaprune.experiments.prune import prune_report as report
 from mhaprune.experiments.prune.trials import WAY, Trial, Trials
 from mhaprune.experiments.shift import shift_quality, shift_table
+from mhaprune.experiments.tolerance import summary_of
 from mhaprune.inputs import Study
 from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plans_of
-from mhaprune.pruning.removal import time_removed
+from mhaprune.pruning.pruned import time_removed
 from mhaprune.recoveries.base import pruned_digest
 from mhaprune.reporting.plots import appendix
 from mhaprune.reporting.training import training_curve
@@ -38,7 +38,7 @@ class Prune(HeadBudgets, WithinTolerance):
     Each row of `smallest` has, for a schedule, a scorer and a recovery, the smallest model that loses at most
     `tolerance` of the dense exact match on the *choose* split, and its exact match on the *report* split.
     `shift` has these models on examples of other kinds, if the task or `shift` has any.
-    `heads_removed_sure` heads can be removed at 95 % confidence (see `can_go.py`). A control recovery trains, from new
+    `heads_removed_sure` heads can be removed at 95 % confidence (`tolerance.py`). A control recovery trains, from new
     weights, the best shape of each number of heads kept. Its row stands for several draws, so this row has no
     `heads_removed_sure`.
     """

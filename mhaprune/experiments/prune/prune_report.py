@@ -7,9 +7,15 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from mhaprune.experiments import can_go
-from mhaprune.experiments.can_go import caveats, count_words, most_removed, removable, surely_words
 from mhaprune.experiments.shift import shift_sentences
+from mhaprune.experiments.tolerance import (
+    caveats,
+    count_words,
+    most_removed,
+    numbers_of_summary,
+    removable,
+    surely_words,
+)
 from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
@@ -109,7 +115,7 @@ def head_map(tables: Tables) -> Verdict:
 def headline(tables: Tables) -> list[Number]:
     """Return, for each recovery, three numbers of the smallest model: heads to remove, quality, speed-up. No
     controls."""
-    return can_go.headline(tables["smallest"][~tables["smallest"]["control"]], tables)
+    return numbers_of_summary(tables["smallest"][~tables["smallest"]["control"]], tables)
 
 
 def _way(row: pd.Series) -> str:

@@ -12,7 +12,7 @@ from mhaprune.measure.columns import accuracy_columns, calibration_columns, choo
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan, plan_columns, plan_words
-from mhaprune.pruning.removal import EquivalenceCheck
+from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.recoveries.base import recover
 from mhaprune.subject import Subject
 from mhaprune.tables import NOTHING, join_names

@@ -15,7 +15,7 @@ from mhaprune.inputs import Study
 from mhaprune.measure.times import device_name
 from mhaprune.progress import doing
 from mhaprune.pruning.plans import choices, plans_of
-from mhaprune.pruning.removal import prune, time_removed
+from mhaprune.pruning.pruned import prune, time_removed
 from mhaprune.schedules.budgets import heads_to_remove
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.settings.ranges import Ge, Sizes, Within

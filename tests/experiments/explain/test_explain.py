@@ -23,7 +23,7 @@ from mhaprune.experiments.explain.explain import Explain, closed_table
 from mhaprune.heads import HeadId, HeadMask, Site
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.removal import EquivalenceCheck
+from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.reporting.plots import Plot
 from mhaprune.reporting.sentences import share
 from mhaprune.runs.run import Run, build

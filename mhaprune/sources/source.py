@@ -23,7 +23,7 @@ from mhaprune.storage.cache import Cache
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(ABC):
+class ModelSource(ABC):
     """The source of a run's model and examples. It can be examined before anything slow is computed."""
 
     seed: int

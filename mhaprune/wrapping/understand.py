@@ -25,7 +25,7 @@ from mhaprune.wrapping.hints import check_attention, unseen
 from mhaprune.wrapping.losses import Drift, Judge, check_counted, name_of, quality_for, unit_of
 from mhaprune.wrapping.proofs import Proofs, prove_gates, prove_removal
 from mhaprune.wrapping.removal import MORE_COUNTS, with_more_counts
-from mhaprune.wrapping.replay import mapped, precise
+from mhaprune.wrapping.tensors import mapped, precise
 from mhaprune.wrapping.torch_nn import converted
 from mhaprune.wrapping.wrapped import WrappedModel
 

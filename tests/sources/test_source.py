@@ -18,7 +18,7 @@ from mhaprune.measure.outcomes import measure
 from mhaprune.runs.run import Results, Run, build
 from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError, option
-from mhaprune.studies.pretrained import Pretrained, PretrainedModel
+from mhaprune.sources.pretrained import Pretrained, PretrainedModel
 from support.classifier import batches, classifier
 from support.composing import compose
 from support.sizes import chosen, options, slow
@@ -190,7 +190,7 @@ def test_other_weights_are_another_run_and_take_nothing_from_the_cache(cache: Pa
 
 
 def test_heads_that_cannot_be_removed_are_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mhaprune.studies import pretrained
+    from mhaprune.sources import pretrained
 
     understand = pretrained.understand
 

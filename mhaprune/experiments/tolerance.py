@@ -94,7 +94,7 @@ def most_removed(summary: pd.DataFrame) -> pd.Series:
     return summary.sort_values(["heads_removed", CHOOSE_QUALITY], ascending=False, kind="stable").iloc[0]
 
 
-def headline(summary: pd.DataFrame, tables: Tables) -> list[Number]:
+def numbers_of_summary(summary: pd.DataFrame, tables: Tables) -> list[Number]:
     """Return three numbers for each recovery in a summary: heads that can be removed, quality and speed-up."""
     numbers, what = list[Number](), f"{unit_name(tables)} that can be removed"
     for recovery, rows in summary.groupby("recovery", sort=False):

@@ -13,8 +13,8 @@ import torch
 import mhaprune
 from mhaprune.front.command_line import main
 from mhaprune.runs.run import Run, build
+from mhaprune.sources.hf import Folder
 from mhaprune.storage.store import read_status
-from mhaprune.studies.hf import Folder
 from support.commands import run_here
 from support.composing import compose
 from support.sizes import slow

@@ -22,16 +22,16 @@ from mhaprune.recoveries.base import Recovery
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option_name
 from mhaprune.settings.ranges import Checked, Ge
-from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
+from mhaprune.sources.source import ModelSource
+from mhaprune.storage.cache import Cache, code_digests, data_digest, weights_digest
 from mhaprune.storage.store import fingerprint
-from mhaprune.studies.source import Source
 from mhaprune.tables import USUAL
 from mhaprune.tasks.base import SplitSize
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import Unsupported
 from mhaprune.wrapping.losses import Judge
 from mhaprune.wrapping.saving import make_plain, save_folder
-from mhaprune.wrapping.wrap import ModelWithData, understand
+from mhaprune.wrapping.understand import ModelWithData, understand
 from mhaprune.wrapping.wrapped import WrappedModel
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class PretrainedModel(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainedSource(Source):
+class PretrainedSource(ModelSource):
     """A pretrained model with its examples. At first use the model is read, and its heads are found and proved."""
 
     model: Pretrained
@@ -212,7 +212,7 @@ class PretrainedSource(Source):
         key = {
             **self._content,
             "heads": list(map(str, self.grid)),
-            "sources": sources("mhaprune.attention", "mhaprune.wrapping"),
+            "sources": code_digests("mhaprune.attention", "mhaprune.wrapping"),
             "num_threads": self.num_threads,
             "device": torch.device(self.device).type,
             "torch": str(torch.__version__),

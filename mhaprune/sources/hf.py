@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.settings.refusals import foreign
-from mhaprune.studies.pretrained import Judges, Pretrained, PretrainedModel, batched, chosen, tokens_of
-from mhaprune.studies.texts import LABEL, TARGET, Row, in_splits, read_rows
+from mhaprune.sources.pretrained import Judges, Pretrained, PretrainedModel, batched, chosen, tokens_of
+from mhaprune.sources.texts import LABEL, TARGET, Row, in_splits, read_rows
 from mhaprune.wrapping import losses
 from mhaprune.wrapping.batches import IGNORED
 from mhaprune.wrapping.saving import check_config, check_folder, class_in, config_in, shrinking
@@ -43,7 +43,7 @@ OBJECTIVES: dict[str, dict[str, Judges]] = {
 
 @dataclass(frozen=True)
 class Hf(Pretrained):
-    """A model of the library transformers. `data` is a file of texts, see `studies.texts`.
+    """A model of the library transformers. `data` is a file of texts, see `sources.texts`.
 
     The objective `drift` needs only texts. It is one minus the cosine between the present output and the output with
     all heads; for a classifier, outputs are the probabilities of the classes. `likelihood` is the cross-entropy of the

@@ -23,8 +23,8 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.settings import options
 from mhaprune.settings.options import describe, option_name
 from mhaprune.settings.refusals import BROUGHT, foreign
-from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
-from mhaprune.studies.source import Source
+from mhaprune.sources.source import ModelSource
+from mhaprune.storage.cache import Cache, code_digests, data_digest, weights_digest
 from mhaprune.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ COMPUTES = tuple(f"mhaprune.{room}" for room in ("heads", "data", "subject", "at
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedSource(Source):
+class TrainedSource(ModelSource):
     """All settings that decide the model: how to train it, or the file to load it from. Nothing is computed yet."""
 
     task: Task
@@ -213,7 +213,7 @@ class TrainedSource(Source):
             **{name: describe(getattr(self, name)) for name in ("model", "gate", "training", "seed")},
             "vocabulary_size": len(self.task.vocabulary),
             "data": [data_digest(splits.train), data_digest(splits.valid)],
-            "sources": sources(*COMPUTES, *([] if self.gate is None else [type(self.gate).__module__])),
+            "sources": code_digests(*COMPUTES, *([] if self.gate is None else [type(self.gate).__module__])),
             "num_threads": self.num_threads,
             "device": torch.device(self.device).type,
             "torch": str(torch.__version__),

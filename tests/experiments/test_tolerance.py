@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.experiments.can_go import (
+from mhaprune.experiments.tolerance import (
     count_words,
     examples_needed,
     fewest_that_fail,
-    headline,
+    numbers_of_summary,
     removable,
     summary_of,
     surely,
@@ -109,7 +109,7 @@ def test_no_size_that_was_tried_is_not_said_to_be_none(tried: tuple[int, ...]) -
     tables = {"recovery": pd.DataFrame({"heads_removed": [0, *tried]})}
     curve = curve_of([(0, 0)])
     row = summary_of(curve, curve.iloc[0], 0.01) | {"recovery": "nothing", "heads_total": 24}
-    [heads, quality, speed] = headline(pd.DataFrame([row]), tables)
+    [heads, quality, speed] = numbers_of_summary(pd.DataFrame([row]), tables)
     assert all(isnan(each.value) != known for each in (heads, quality, speed)), "a mean must not count it as 0"
     sizes = f"{tried[0]} and {tried[1]}" if len(tried) == 2 else f"{tried[0]} to {tried[-1]}"
     sizes = str(tried[0]) if len(tried) == 1 else sizes

@@ -1,0 +1,70 @@
+"""Run a model without a trace: as in evaluation, and with its attributes put back afterwards."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HELD = {name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)}
+"""Names of the dictionaries that every module has, most of them empty: tensors, children, hooks."""
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """Put the model in evaluation mode, without gradients of weights, without a key-value cache and without compiled
+    code; restore it at the end, with the attributes of its modules."""
+    config = getattr(model, "config", None)
+    owners: list[tuple[str, Any]] = [("training", module) for module in model.modules()]
+    if torch.is_grad_enabled():
+        owners += [("requires_grad", parameter) for parameter in model.parameters()]
+    with without_results(model), switched_off([*owners, ("use_cache", config)]), eager():
+        yield
+
+
+def eager() -> Any:
+    """Return a context in which compiled modules run as they are written: compiled code has the hooks of the time when
+    it was compiled."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+@contextmanager
+def switched_off(attributes: Iterable[tuple[str, Any]]) -> Iterator[None]:
+    """Set these attributes of these objects to False while the context lasts. Attributes that are missing or not true
+    are left alone."""
+    changed = [(name, owner) for name, owner in attributes if getattr(owner, name, False)]
+    try:
+        for name, owner in changed:
+            setattr(owner, name, False)
+        yield
+    finally:
+        for name, owner in changed:
+            setattr(owner, name, True)
+
+
+@contextmanager
+def without_results(model: nn.Module) -> Iterator[None]:
+    """Put back at the end what calls in this context leave in attributes of modules and hangs on a graph, such as
+    attention weights. A model with such an attribute cannot be copied."""
+    before = [(vars(module), dict(vars(module))) for module in model.modules()]
+    lists = [(value, value.copy()) for _, held in before for value in held.values() if type(value) is list]
+    try:
+        yield
+    finally:
+        for now, held in before:
+            new = [(name, value) for name, value in now.items() if held.get(name, HELD) is not value]
+            for name in [name for name, value in new if name not in HELD and _is_result(value)]:
+                now.pop(name)
+                now |= {name: held[name]} if name in held else {}
+        for value, items in lists:
+            if _is_result(value):
+                value[:] = items
+
+
+def _is_result(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return not value.is_leaf
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return any(map(_is_result, parts))
