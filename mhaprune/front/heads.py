@@ -61,6 +61,7 @@ def wrap(
     shift: dict[str, Any] | None = None,
     quality: Judge | None = None,
     blocks: Sequence[AttentionBlock | Block] | None = None,
+    units: Sequence[Literal["head", "neuron"]] = ("head",),
     call: Callable[[nn.Module, Any], Any] | None = None,
     seed: Annotated[int, Within(0, 2**32 - 1)] = 0,
     prove: Literal["blocks", "whole", "none"] = "blocks",
@@ -87,7 +88,9 @@ def wrap(
     `cache` is a folder. It keeps the results of every batch that took a second or more. If a scoring is killed, the
     next process that asks the same goes on from there.
 
-    `blocks` names the attention layers by hand, for a model in which they are not found. Raises `Unsupported`, one
+    `units` are the things that are scored and removed: heads, or `("head", "neuron")` for the hidden neurons of the
+    feed-forward layers too, in one order. `blocks` names the attention layers by hand, for a model in which they are
+    not found. Raises `Unsupported`, one
     line, for a model that cannot be understood.
 
     >>> heads = mhaprune.wrap(model, losses.classification, score=batches, choose=batches, report=batches)
@@ -98,7 +101,7 @@ def wrap(
     if taken := [name for name in shift or () if name in (*SPLITS, USUAL)]:
         raise ValueError(f"shift={taken[0]}: is the name of a split, {', '.join((*SPLITS, USUAL))} are taken")
     splits |= shift or {}
-    return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed, prove, workers, cache)))
+    return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed, prove, workers, cache, units)))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

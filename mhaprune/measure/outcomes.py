@@ -162,7 +162,14 @@ def head_norms(subject: Subject, batch: Batch) -> list[tuple[Tensor, Tensor]]:
     """Return for each block ‖c_n O_n‖₂ of every head and token, (B, H, T), and a mask of the real tokens, (B, T). c_n
     is the output of a head, O_n the slice of W_O that reads it."""
     outputs, weights, valid = subject.head_outputs(batch), subject.output_weights(), subject.queries(batch)
-    return [((outputs[block] @ weights[block]).norm(dim=-1), valid[block]) for block in outputs]
+    return [((outputs[block] @ of_equal_norm(weights[block])).norm(dim=-1), valid[block]) for block in outputs]
+
+
+def of_equal_norm(weights_HKD: Tensor) -> Tensor:
+    """Return R (H, K, K), or (H, K, D) if that is smaller, with ‖c R_n‖ = ‖c O_n‖ for every c: a product with it is
+    small, also for thousands of units. O_n = R_n Q with orthonormal rows Q."""
+    H, K, D = weights_HKD.shape
+    return torch.linalg.qr(weights_HKD.mT, mode="r").R.mT if H and K < D else weights_HKD
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ Dimensions: B = batch, T = positions, X = tokens of a split, H = heads of a bloc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -42,24 +42,11 @@ class Prediction:
         come from P (W, W), the inverse of its regularised covariance. With the centred outputs A (X, W), the residual
         of head n is A P_n (P_nn)⁻¹: P_n are the K columns of P for head n, P_nn is its (K, K) block.
         """
-        sums: dict[BlockId, Tensor] = {}
-        for batch in examples.batches(BATCH_SIZE):
-            valid = subject.queries(batch)
-            for block, context_BHTK in subject.head_outputs(batch).items():
-                outputs_XW = _side_by_side(context_BHTK)[valid[block]].double()
-                ones_X1 = outputs_XW.new_ones(len(outputs_XW), 1)
-                outputs = torch.cat([outputs_XW, ones_X1], dim=1)
-                sums[block] = sums.get(block, 0) + outputs.T @ outputs
         sizes = {block: weights.shape[:2] for block, weights in subject.output_weights().items()}
-        means = {block: products[-1, :-1] / products[-1, -1] for block, products in sums.items()}
-        maps = {}
-        for block, products in sums.items():
-            covariance_WW = products[:-1, :-1] / products[-1, -1] - means[block].outer(means[block])
-            diagonal_W = covariance_WW.diagonal()  # a view
-            # Outputs that are constant have a variance of rounding errors only, which may be below 0.
-            rounding = EPSILON * (products.diagonal()[:-1].mean() / products[-1, -1])
-            diagonal_W += (ridge * diagonal_W.mean()).clamp_min(rounding).clamp_min(torch.finfo(torch.float64).tiny)
-            inverse_WHK = torch.linalg.inv(covariance_WW).unflatten(1, sizes[block])
+        maps, means = {}, {}
+        for block, (mean_W, covariance_WW) in _moments(subject, examples).items():
+            means[block] = mean_W
+            inverse_WHK = _inverse(mean_W, covariance_WW, ridge)[0].unflatten(1, sizes[block])
             own_HKK = inverse_WHK.unflatten(0, sizes[block]).diagonal(dim1=0, dim2=2).movedim(-1, 0)
             maps[block] = inverse_WHK.transpose(0, 1) @ torch.linalg.inv(own_HKK)
         return cls(means, maps)
@@ -72,6 +59,46 @@ class Prediction:
             ).transpose(0, 1)
             for block, context in outputs.items()
         }
+
+
+def inverse_covariances(
+    subject: Subject, examples: Data, ridge: float
+) -> Iterator[tuple[BlockId, tuple[Tensor, float]]]:
+    """Yield for each block P (W, W), see `Prediction.fit`, with the penalty that was added to every variance."""
+    for block, (mean_W, covariance_WW) in _moments(subject, examples).items():
+        yield block, _inverse(mean_W, covariance_WW, ridge)
+
+
+def _moments(subject: Subject, examples: Data) -> dict[BlockId, tuple[Tensor, Tensor]]:
+    """Return for each block the mean (W,) and the covariance (W, W) of its outputs over all tokens, in float64.
+
+    The products of one batch are computed in the model's own precision, of outputs minus their means in the first
+    batch. So a large mean costs no digits, and thousands of outputs take half the time.
+    """
+    sums: dict[BlockId, Tensor] = {}
+    first: dict[BlockId, Tensor] = {}
+    for batch in examples.batches(BATCH_SIZE):
+        valid = subject.queries(batch)
+        for block, context_BHTK in subject.head_outputs(batch).items():
+            outputs_XW = _side_by_side(context_BHTK)[valid[block]]
+            mean_W = first.setdefault(block, outputs_XW.mean(dim=0))
+            outputs = torch.cat([outputs_XW - mean_W, outputs_XW.new_ones(len(outputs_XW), 1)], dim=1)
+            sums[block] = sums.get(block, 0) + (outputs.T @ outputs).double()
+    found = {}
+    for block, products in sums.items():
+        moved_W = products[-1, :-1] / products[-1, -1]
+        found[block] = first[block] + moved_W, products[:-1, :-1] / products[-1, -1] - moved_W.outer(moved_W)
+    return found
+
+
+def _inverse(mean_W: Tensor, covariance_WW: Tensor, ridge: float) -> tuple[Tensor, float]:
+    """Return the inverse of the covariance plus a penalty, and the penalty."""
+    diagonal_W = covariance_WW.diagonal()  # a view
+    # Outputs that are constant have a variance of rounding errors only, which may be below 0.
+    rounding = EPSILON * (mean_W.square() + diagonal_W).mean()
+    penalty = (ridge * diagonal_W.mean()).clamp_min(rounding).clamp_min(torch.finfo(torch.float64).tiny)
+    diagonal_W += penalty
+    return torch.linalg.inv(covariance_WW), float(penalty)
 
 
 def _side_by_side(context_BHTK: Tensor) -> Tensor:

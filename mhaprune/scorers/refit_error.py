@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 import torch
 
 from mhaprune.data import Data
-from mhaprune.measure.outcomes import BATCH_SIZE
+from mhaprune.measure.outcomes import BATCH_SIZE, of_equal_norm
 from mhaprune.scorers.base import Scorer, Scores, TokenValues
 from mhaprune.scorers.prediction import PASSES, Prediction
 from mhaprune.settings.ranges import Gt
@@ -35,6 +35,7 @@ class RefitError(Scorer):
         if gates_N is not None:
             gates = subject.grid.split(gates_N)
             weights = {block: gates[block][:, None, None] * weights_HKD for block, weights_HKD in weights.items()}
+        weights = {block: of_equal_norm(weights_HKD) for block, weights_HKD in weights.items()}
 
         def errors(batch: Batch) -> TokenValues:
             missed, valid = prediction.missed(subject.head_outputs(batch)), subject.queries(batch)

@@ -135,6 +135,11 @@ class Block:
         return tuple(range(self.heads)) if keys is None else keys.of
 
     @property
+    def noted(self) -> str:
+        """The path under which a removal is noted: one attention module may hold neurons too."""
+        return self.path if self.kind == "head" else self.out
+
+    @property
     def owner(self) -> str:
         """The path of the module that holds W_O; of the layer itself for a `MultiHeadAttention`."""
         return self.out.rpartition(".")[0]
@@ -146,10 +151,8 @@ class Block:
     @cached_property
     def owners(self) -> Tensor:
         """(W,): for each input column of `out` the number of its unit, or the number of units for a column of none."""
-        width = 1 + max((column for unit in self.columns for column in unit), default=-1)
-        owners = torch.full((width,), len(self.columns))
-        for n, unit in enumerate(self.columns):
-            owners[list(unit)] = n
+        owners = torch.full((1 + int(self.order.max()) if len(self.order) else 0,), len(self.columns))
+        owners[self.order] = torch.arange(len(self.columns)).repeat_interleave(self.head_dim)
         return owners
 
     @cached_property

@@ -133,7 +133,7 @@ def _traced(
 
 def as_named(block: Block, cut: Cut) -> Block:
     """Return the block with the names that its heads had before an earlier removal. A silent head does not count."""
-    names = cut.heads.get(block.path)
+    names = cut.heads.get(block.noted)
     if names is None or not block.heads:
         return block
     if not names:

@@ -139,7 +139,8 @@ def _idle(
     """Return the heads that change no output, and those that change outputs without a derivative.
 
     A derivative of about zero is only a sign: it is also zero behind a rounding, a saturated function or a detached
-    tensor, and in half precision. So each of these heads is closed, first all of a block together.
+    tensor, and in half precision. So these heads are closed: all of a block together, then halves of those that change
+    something together, down to single heads.
     """
     grid, idle, moved = subject.grid, list[HeadId](), list[tuple[HeadId, int]]()
     negligible = effects_N <= torch.finfo(effects_N.dtype).eps * effects_N.max() if len(grid) else effects_N
@@ -154,15 +155,18 @@ def _idle(
                 return number
         return None
 
+    def search(heads: Sequence[HeadId]) -> None:
+        number, half = changed(heads), len(heads) // 2
+        if number is None:
+            idle.extend(heads)
+        elif half:
+            search(heads[:half])
+            search(heads[half:])
+        else:
+            moved.append((heads[0], number))
+
     for block in dict.fromkeys(head.block for head in doubtful):
-        heads = [head for head in doubtful if head.block == block]
-        if changed(heads) is None:
-            idle += heads
-            continue
-        for head in heads:
-            number = changed([head])
-            idle += [head] if number is None else []
-            moved += [] if number is None else [(head, number)]
+        search([head for head in doubtful if head.block == block])
     return idle, [head for head, number in moved if _without_gradient(subject, head, batches[number], outputs[number])]
 
 

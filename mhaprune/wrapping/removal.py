@@ -134,8 +134,8 @@ def remove_heads(
         attention: Any = model.get_submodule(block.path)
         for path, dim in () if _shares_its_bias(attention) else block.numbers:
             cut.shapes[path] = list(keep_numbers(model, path, stay, dim, block.heads).shape)
-        cut.heads[block.path] = [block.names[h] for h in keep]
-        cut.attributes[block.path] = _attributes(attention, block, stay)
+        cut.heads[block.noted] = [block.names[h] for h in keep]
+        cut.attributes[block.noted] = cut.attributes.get(block.noted, {}) | _attributes(attention, block, stay)
         for path, values in _around(model, block, stay).items():
             cut.attributes[path] = cut.attributes.get(path, {}) | values
         if block.translated:
@@ -217,6 +217,8 @@ def _rows_to_drop(blocks: Sequence[tuple[Block, Sequence[int]]]) -> dict[str, se
 
 def _attributes(attention: nn.Module, block: Block, keep: Sequence[int]) -> dict[str, Any]:
     """Return the attributes of an attention module that must change with its heads, with their new values."""
+    if block.kind != "head":
+        return {}
     H, K = block.heads, len(block.columns[0])
     of_kv = [block.of_kv[h] for h in keep]
     kv_left = sorted(set(of_kv))
@@ -228,7 +230,7 @@ def _attributes(attention: nn.Module, block: Block, keep: Sequence[int]) -> dict
     for name in {"num_key_value_heads", *(each for each in block.counts if each.endswith("num_key_value_heads"))}:
         if _number(attention, name) == len(set(block.of_kv)):
             attributes[name] = len(kv_left)
-    if block.as_written or block.kind != "head":
+    if block.as_written:
         attributes = {}
     if hasattr(attention, "num_key_value_groups"):
         group = len(of_kv) // len(kv_left)

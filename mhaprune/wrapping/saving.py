@@ -41,6 +41,8 @@ WIDTH_OF_HEAD = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 """Keys of a config that hold the width of a head, so that the number of heads may change."""
 
 
+FEED_FORWARD = ("intermediate_size", "ffn_dim", "d_ff", "hidden_dim", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim")
+"""Keys of a config that hold the number of neurons of a feed-forward layer; None where it follows from another."""
 LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "encoder_layers", "decoder_layers")
 HEADS = (*COUNTS, "num_key_value_heads", "encoder_attention_heads", "decoder_attention_heads")
 DROPPED = ("dropout", "attention_dropout", "hidden_dropout", "activation_dropout", "embedding_dropout")
@@ -230,8 +232,8 @@ def shrinking(kind: Any) -> Iterator[None]:
 
 
 def make_plain(model: nn.Module) -> bool:
-    """Write the number of heads into the config of a pruned model, if this alone describes its shapes; else change
-    nothing.
+    """Write the numbers of heads and neurons into the config of a pruned model, if they alone describe its shapes; else
+    change nothing.
 
     This is tested: a model built from the new config, on the meta device, must have exactly the shapes of this one. A
     config without a width of heads gets one: many models read `head_dim`, the others fail the test.
@@ -244,17 +246,21 @@ def make_plain(model: nn.Module) -> bool:
     if not all(name in state or f"{name}.weight" in state for name in cut.shapes):
         return False  # a number per head that is not saved would be that of another head
     model, config = part, part.config
-    groups = {attributes.get("num_key_value_groups", 1) for attributes in cut.attributes.values()}
-    sizes = {len(heads) for heads in cut.heads.values()}
-    if len(sizes) != 1 or len(groups) != 1 or not sizes - {0}:
+    attention = [path for path in cut.heads if path not in cut.shapes]
+    groups = {cut.attributes.get(path, {}).get("num_key_value_groups", 1) for path in attention}
+    sizes = {len(cut.heads[path]) for path in attention}
+    widths = {len(left) for path, left in cut.heads.items() if path in cut.shapes}
+    if len(sizes) > 1 or len(groups) > 1 or len(widths) > 1 or 0 in sizes | widths:
         return False
-    (size,), (group,) = sizes, groups
     plain = copy.deepcopy(config)
     for name in ("mhaprune", "auto_map"):
         if hasattr(plain, name):
             delattr(plain, name)
-    for name, count in [*((name, size) for name in COUNTS), ("num_key_value_heads", size // group)]:
-        if isinstance(getattr(plain, name, None), int):
+    now = {name: width for width in widths for name in FEED_FORWARD}
+    for size, group in zip(sizes, groups, strict=True):
+        now |= dict.fromkeys(COUNTS, size) | {"num_key_value_heads": size // group}
+    for name, count in now.items():
+        if isinstance(getattr(plain, name, None), int) or (name in FEED_FORWARD and hasattr(plain, name)):
             setattr(plain, name, count)
     try:
         if not any(getattr(config, name, None) for name in WIDTH_OF_HEAD):

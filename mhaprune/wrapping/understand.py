@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.data import Splits
-from mhaprune.heads import HeadGrid, HeadMask
+from mhaprune.heads import BlockId, HeadGrid, HeadMask
 from mhaprune.measure.outcomes import weight_sums
 from mhaprune.storage.cache import Cache
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME, UNITS
@@ -23,6 +23,7 @@ from mhaprune.wrapping.checks import check_buffers, check_call, check_conversion
 from mhaprune.wrapping.discovery import discover
 from mhaprune.wrapping.hints import check_attention, unseen
 from mhaprune.wrapping.losses import Drift, Judge, check_counted, name_of, quality_for, unit_of
+from mhaprune.wrapping.neurons import find_neurons, name_neurons
 from mhaprune.wrapping.proofs import Proofs, prove_gates, prove_removal
 from mhaprune.wrapping.removal import MORE_COUNTS, with_more_counts
 from mhaprune.wrapping.tensors import mapped, precise
@@ -119,6 +120,7 @@ def understand(
     prove: str = "blocks",
     workers: int = 0,
     cache: str | Path | None = None,
+    units: Collection[str] = ("head",),
 ) -> ModelWithData:
     """Find and prove the heads of a model, see `mhaprune.wrap`; `given` holds the batches of each split, or None."""
     if cache is not None and not str(cache):
@@ -134,10 +136,9 @@ def understand(
     tried = Batches.extremes([*splits.values()])
     batch = tried.first(len(tried)).converted(weight.device, weight.dtype)
     check_buffers(model, lambda: run(model, batch.arguments()))
-    found, overlooked, alone = _blocks(model, blocks, batch, run)
+    found, names, not_seen, alone = _blocks(model, blocks, batch, run, units)
     for name, split in splits.items():
         check_counted(loss, split, name)
-    names = name_blocks([block.path for block in found])
     subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run, prove=prove)
     if judge := _drift_of(loss, quality, splits["score"], call):
         splits = {name: with_dense(subject, split, judge) for name, split in splits.items()}
@@ -150,7 +151,6 @@ def understand(
     sets = {name: frozenset(heads) for name, heads in facts.items()}
     subject = subject.changed(**sets, workers=workers, cache=kept)
     data = Splits(**splits, proof=tried)
-    not_seen = tuple(unseen(model, found, overlooked))
     weights = sums if whole is model else weight_sums(model)
     kept_proof = proof if proof is not None and prove == "blocks" and proof.recorded_bytes() <= KEPT else None
     return ModelWithData(subject, data, name_of(quality), proven, seed, not_seen, weights, kept_proof)
@@ -161,9 +161,31 @@ def _blocks(
     given: Sequence[AttentionBlock | Block] | None,
     batch: Batches,
     run: Callable[[nn.Module, Any], Any],
+    units: Collection[str],
+) -> tuple[list[Block], list[BlockId], tuple[str, ...], Any]:
+    """Return the blocks of a model with their names, the paths of attention in no block, and what the model returned
+    for the first example of a batch alone."""
+    attention, overlooked, alone = _attention(model, given, batch, run)
+    names, not_seen = name_blocks([block.path for block in attention]), tuple(unseen(model, attention, overlooked))
+    if "neuron" not in units:
+        return attention, names, not_seen, alone
+    neurons = find_neurons(model, attention, lambda: run(model, batch[:1].arguments()))
+    if not neurons:
+        raise Unsupported(
+            f"units={list(units)}: {type(model).__name__} has no neurons: no linear map has inputs that other"
+            " linear maps make one by one, at every position"
+        )
+    found = [*(attention if "head" in units else []), *neurons]
+    return found, [*names[: len(found) - len(neurons)], *name_neurons(neurons)], not_seen, alone
+
+
+def _attention(
+    model: nn.Module,
+    given: Sequence[AttentionBlock | Block] | None,
+    batch: Batches,
+    run: Callable[[nn.Module, Any], Any],
 ) -> tuple[list[Block], list[str], Any]:
-    """Return the blocks of a model, the paths of attention in no block, and what the model returned for the first
-    example of a batch alone."""
+    """Return the blocks of attention, see `_blocks`."""
     outputs: list[Any] = []
 
     def passing(model: nn.Module) -> None:

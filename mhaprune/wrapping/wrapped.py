@@ -78,7 +78,8 @@ class WrappedModel(GatedModel):
     @property
     def counted(self) -> str:
         """The word for the things that the grid counts."""
-        return COUNTED[self.unit] if all(block.kind == "head" for block in self.blocks) else "units"
+        kinds = {block.kind for block in self.blocks}
+        return COUNTED[self.unit] if kinds <= {"head"} else "neurons" if kinds == {"neuron"} else "units"
 
     @property
     def module(self) -> nn.Module:

@@ -1,0 +1,175 @@
+"""Hidden neurons of feed-forward layers: found by gradients, gated, removed and saved as heads are."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mhaprune
+from mhaprune.attention.layer import MultiHeadAttention
+from mhaprune.front.heads import Heads
+from mhaprune.heads import HeadMask
+from mhaprune.measure.outcomes import output_difference
+from mhaprune.wrapping.blocks import Unsupported
+
+WIDTH, HIDDEN = 8, 6
+Forward = Callable[["Layer", Tensor], Tensor]
+
+
+def interleaved(layer: "Layer", x: Tensor) -> Tensor:
+    made: Tensor = layer.both(x)
+    return layer.down(made[..., 1::2] * torch.sigmoid(made[..., ::2]))
+
+
+def packed(layer: "Layer", x: Tensor) -> Tensor:
+    gate, up = layer.both(x).chunk(2, dim=-1)
+    return layer.down(F.silu(gate) * up)
+
+
+LAYERS: dict[str, tuple[Forward, dict[str, list[tuple[int, ...]]]]] = {
+    "gelu": (lambda layer, x: layer.down(F.gelu(layer.up(x))), {"up": [(n,) for n in range(HIDDEN)]}),
+    "relu": (lambda layer, x: layer.down(layer.up(x).relu()), {"up": [(n,) for n in range(HIDDEN)]}),
+    "flat": (lambda layer, x: layer.down(layer.up(x.flatten(0, 1)).relu()).view_as(x), {"up": [(0,), (1,), (2,)]}),
+    "gated": (
+        lambda layer, x: layer.down(F.silu(layer.gate(x)) * layer.up(x)),
+        {"gate": [(0,), (1,)], "up": [(0,), (1,)]},
+    ),
+    "packed": (packed, {"both": [(n, HIDDEN + n) for n in range(HIDDEN)]}),
+    "interleaved": (interleaved, {"both": [(2 * n, 2 * n + 1) for n in range(HIDDEN)]}),
+}
+"""How W_2 is called, and the rows of other maps that make the first neurons."""
+
+
+class Layer(nn.Module):
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.attention, self.how = MultiHeadAttention(WIDTH, 2), forward
+        self.up, self.gate = nn.Linear(WIDTH, HIDDEN), nn.Linear(WIDTH, HIDDEN)
+        self.both, self.down = nn.Linear(WIDTH, 2 * HIDDEN), nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x, x, x)[0]
+        return x + self.how(self, x)
+
+
+def loss(output: Tensor, batch: Any) -> Tensor:
+    return F.cross_entropy(output.mT, batch[1], reduction="none").mean(dim=1)
+
+
+def network(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Layer(LAYERS[name][0]) for _ in range(2)), nn.Linear(WIDTH, 3)).eval()
+
+
+def wrapped(model: nn.Module, units: Any = ("head", "neuron")) -> Heads:
+    draw = torch.Generator().manual_seed(1)
+    batch = (torch.randn(6, 5, WIDTH, generator=draw), torch.randint(3, (6, 5), generator=draw))
+    return mhaprune.wrap(model, loss, score=[batch], choose=[batch], report=[batch], units=units)
+
+
+def proved(heads: Heads, mask: HeadMask) -> None:
+    """Masked equals removed in float64, and the mask bites."""
+    double, batch = heads.subject.in_double(), heads.splits.score
+    assert output_difference(double, double.without(mask), batch, mask.gates()) < 1e-9
+    assert output_difference(double, double, batch, mask.gates(), mask.gates() * 0 + 1) > 1e-6
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_they_are_found_and_masked_equals_removed_once_and_twice(name: str) -> None:
+    heads = wrapped(network(name))
+    assert [block.kind for block in heads.subject.blocks] == ["head", "head", "neuron", "neuron"]
+    assert list(map(str, heads.grid.blocks)) == ["attention.0", "attention.1", "neuron.0", "neuron.1"]
+    for source, (path, rows) in zip(heads.subject.blocks[2].made_by, sorted(LAYERS[name][1].items()), strict=True):
+        assert source.rows.path == f"0.{path}"
+        assert list(source.rows.heads[: len(rows)]) == rows
+    units = list(heads.grid)
+    proved(heads, HeadMask(heads.grid).without(units[0], *units[5:8], *units[-2:]))
+    small = heads.prune(mask=[*units[4:7], units[1]])
+    again = wrapped(small)
+    assert set(again.grid) == set(units) - {*units[4:7], units[1]}, "by the names they had before"
+    proved(again, HeadMask(again.grid).without(again.grid.heads[3], again.grid.heads[-1]))
+
+
+def test_alone_they_are_counted_as_neurons_and_all_of_a_layer_may_go(tmp_path: Path) -> None:
+    model = network("gated")
+    heads = wrapped(model, ["neuron"])
+    assert repr(heads) == "12 neurons in 2 blocks, all with an effect, all removable"
+    small: Any = heads.prune(mask=list(heads.grid)[:6], refit=True)
+    assert [small[0].down.in_features, small[1].down.in_features] == [1, 6]
+    mhaprune.save(small, tmp_path / "small")
+    read = mhaprune.load(tmp_path / "small", model=network("gated"))
+    x = torch.randn(2, 5, WIDTH)
+    assert torch.equal(read(x), small(x))
+
+
+def test_a_dead_neuron_is_idle_and_the_others_are_not() -> None:
+    model: Any = network("relu")
+    model[0].up.bias.data[[1, 4]] = -100.0
+    heads = wrapped(model)
+    assert set(map(str, heads.proven.without_effect)) == {"neuron.0.1", "neuron.0.4"}
+
+
+def test_a_state_that_others_read_is_no_layer_of_neurons() -> None:
+    """As the embedding of ALBERT, which is projected and then read by every map."""
+
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project, self.layer, self.end = nn.Linear(WIDTH, WIDTH), Layer(LAYERS["gelu"][0]), nn.Linear(WIDTH, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.end(self.layer(self.project(x)))
+            return out
+
+    assert [block.out for block in wrapped(Projected().eval()).subject.blocks] == [
+        "layer.attention.out_proj",
+        "layer.down",
+    ]
+
+
+def test_a_model_without_neurons_is_refused_in_one_line() -> None:
+    class Attentive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.end = MultiHeadAttention(WIDTH, 2), nn.Linear(WIDTH, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.end((x + self.attention(x, x, x)[0]).tanh())
+            return out
+
+    with pytest.raises(Unsupported, match=r"^units=\['head', 'neuron'\]: Attentive has no neurons: [^\n]*$"):
+        wrapped(Attentive().eval())
+    with pytest.raises(ValueError, match="units"):
+        wrapped(Attentive().eval(), ["layer"])
+
+
+FAMILIES = "bert vit distilbert albert gpt2 opt gpt_neox llama qwen3 gemma3 bart t5".split()  # noqa: SIM905
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_those_of_families_of_transformers(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+    import tiny_families as tiny
+
+    family, split = tiny.FAMILIES[name], [tiny.batch_of(tiny.FAMILIES[name])]
+    model = tiny.make(family)
+    heads = mhaprune.wrap(model, tiny.size_of_output, score=split, units=["neuron"])
+    assert not heads.proven.stuck
+    neurons = list(heads.grid)
+    proved(heads, HeadMask(heads.grid).without(*neurons[::3]))
+    plain = heads.prune(keep=0.5, by="gate_output", even=True)
+    mhaprune.save(plain, tmp_path / "plain")
+    assert "auto_map" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+    ragged = heads.prune(mask=neurons[:5])
+    mhaprune.save(ragged, tmp_path / "ragged")
+    for small, folder in ((plain, "plain"), (ragged, "ragged")):
+        read = mhaprune.load(tmp_path / folder)
+        with torch.no_grad():
+            expected, found = (tiny.size_of_output(each(**split[0]), split[0]) for each in (small.eval(), read))
+        assert torch.equal(expected, found)
