@@ -6,6 +6,7 @@ Dimensions: N = all heads of a model on one flat axis.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -98,8 +99,9 @@ class HeadGrid:
     heads: tuple[HeadId, ...]
 
     def __post_init__(self) -> None:
-        ordered = tuple(head for block in self.blocks for head in self.heads if head.block == block)
-        if ordered != self.heads or len(set(self.heads)) != len(self.heads):
+        place = {block: n for n, block in enumerate(self.blocks)}
+        places = [place.get(head.block, -1) for head in self.heads]
+        if -1 in places or places != sorted(places) or len(set(self.heads)) != len(self.heads):
             raise ValueError("heads: must be distinct and stand block by block, in the order of blocks")
 
     @classmethod
@@ -115,7 +117,8 @@ class HeadGrid:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """The number of heads of each block, in the order of `blocks`."""
-        return tuple(sum(head.block == block for head in self.heads) for block in self.blocks)
+        sizes = Counter(head.block for head in self.heads)
+        return tuple(sizes[block] for block in self.blocks)
 
     def __len__(self) -> int:
         return len(self.heads)

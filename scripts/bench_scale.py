@@ -35,7 +35,7 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
-def measure(layers: int, dtype: str, small: bool, refit: bool) -> None:
+def measure(layers: int, dtype: str, small: bool, refit: bool, neurons: bool) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     warnings.filterwarnings("ignore")
@@ -46,10 +46,13 @@ def measure(layers: int, dtype: str, small: bool, refit: bool) -> None:
     weights = sum(weight.nbytes for weight in model.parameters()) / 1e9
     print(f"{layers} layers, {dtype}, {weights:.2f} GB of weights, {peak():.2f} GB held", flush=True)
     wrap = mhaprune.wrap  # the import is not measured
-    heads = timed("wrap", lambda: wrap(model.eval(), loss, score=parts))
+    units: Any = ("head", "neuron") if neurons else ("head",)
+    heads = timed("wrap", lambda: wrap(model.eval(), loss, score=parts, units=units))
     print(f"  {heads}; masked and removed differ by {heads.proven.difference:.1e}")
     timed("gate_output", partial(heads.score, "gate_output"))
     timed("half of the heads removed", partial(heads.prune, keep=0.5, by="gate_output"))
+    if neurons:
+        timed("surgeon", partial(heads.score, "surgeon"))
     if refit:
         timed("the same with a refit", partial(heads.prune, keep=0.5, by="gate_output", refit=True))
 
@@ -66,13 +69,14 @@ def main() -> int:
     parser.add_argument("--layers", type=int, nargs="+", default=[4, 8, 24], help="depths, default 4 8 24")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--refit", action="store_true", help="also with a refit")
+    parser.add_argument("--neurons", action="store_true", help="hidden neurons too, and their order by surgeon")
     parser.add_argument("--small", action="store_true", help="narrow layers, to try the script")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if len(chosen.layers) == 1:
-        measure(chosen.layers[0], chosen.dtype, chosen.small, chosen.refit)
+        measure(chosen.layers[0], chosen.dtype, chosen.small, chosen.refit, chosen.neurons)
         return 0
-    further = [option for option in ("--refit", "--small") if getattr(chosen, option[2:])]
+    further = [option for option in ("--refit", "--small", "--neurons") if getattr(chosen, option[2:])]
     for layers in chosen.layers:
         command = [sys.executable, __file__, "--layers", str(layers), "--dtype", chosen.dtype, *further]
         subprocess.run(command, check=True)

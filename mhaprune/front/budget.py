@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from torch import Tensor
 
 from mhaprune.front.given import least_of, named_scorers, scores_of
+from mhaprune.front.promise import mask_in_time, unit_costs
 from mhaprune.heads import BlockId, HeadMask
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.schedules.base import Schedule, Stepwise
@@ -21,7 +22,7 @@ from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option
-from mhaprune.settings.ranges import Checked, Ge, check_type
+from mhaprune.settings.ranges import Checked, Ge, Gt, check_type
 from mhaprune.wrapping.blocks import Unsupported
 
 By = Any
@@ -43,12 +44,20 @@ class Budget(Checked):
 
     keep: Number = None
     """A share of the heads (0.5), or a number of them (72). None means 0.5, if no other field says how many stay."""
-    of: Literal["units", "weights"] = "units"
-    """The things that `keep` counts: heads, or the weights that heads hold. Then the heads with the lowest score per
-    weight are removed, until at most this share or number of weights is left."""
+    of: Literal["units", "weights", "time"] = "units"
+    """The things that `keep` counts: heads, or the weights that heads hold, or the milliseconds that they take on this
+    machine, by an estimate. Then the heads with the lowest score per weight or millisecond are removed, until at most
+    this share or number of them is left."""
     cache_bytes: Number = None
     """In place of `keep`: as many heads stay as fit into a key-value cache of this size, a share of the dense model's,
     or bytes for one position of one example, as `Heads.cache_bytes` returns them."""
+    faster: Annotated[float, Gt(1)] | None = None
+    """In place of `keep`: how many times as fast the smaller model is on this machine. Units go in the order of score
+    per millisecond, and the model is timed until it is close; `Heads.promises` has what was measured at the end."""
+    ms: Annotated[float, Gt(0)] | None = None
+    """In place of `faster`: the milliseconds that a call of the smaller model takes on this machine."""
+    batch_size: Annotated[int, Ge(1)] = 1
+    """With `faster` or `ms`, the number of examples of *score* in a call that is timed."""
     unit: Unit | None = None
     """The sets that are removed together, see `Heads.units`; `keep` then counts these."""
     even: bool | dict[Any, Any] = False
@@ -77,12 +86,28 @@ class Budget(Checked):
             raise ValueError(
                 f"cache_bytes={self.cache_bytes}: says how many heads stay, as keep= or even= does; give one"
             )
+        others = ("keep", "cache_bytes", "even", "ms")[: 4 if self.faster else 3]
+        time, more = self.in_time, [name for name in others if getattr(self, name) not in (None, False)]
+        if time and more:
+            raise ValueError(f"{time}: says how many units stay, leave {more[0]}= out")
+        if self.batch_size != 1 and not time and self.of != "time":
+            raise ValueError(f"batch_size={self.batch_size}: needs faster= or ms=")
         if isinstance(self.even, dict) and self.keep is not None:
             raise ValueError(f"keep={self.keep}: even={self.even} says how many heads stay; leave one of them out")
         if self.of != "units" and (self.even or self.cache_bytes is not None):
             raise ValueError(f"of={self.of}: counts what all blocks together keep, leave even= and cache_bytes= out")
         if self.divisible_by > 1 and not self.even:
             raise ValueError(f"divisible_by={self.divisible_by}: needs even=True")
+
+    @property
+    def in_time(self) -> str:
+        """The setting that says how fast the model shall be; empty if none does."""
+        given = {name: value for name in ("faster", "ms") if (value := getattr(self, name)) is not None}
+        return ", ".join(f"{name}={value:g}" for name, value in given.items())
+
+    def wanted_ms(self, dense_ms: float) -> float:
+        """Return the milliseconds that the smaller model shall take, given those of the dense model."""
+        return dense_ms / self.faster if self.faster else float(self.ms or dense_ms)
 
     def kept(self, heads: Any, least: Mapping[BlockId, int]) -> int:
         """Return the number of heads that stay. Raises ValueError for a number that is not possible."""
@@ -101,13 +126,13 @@ class Budget(Checked):
             raise ValueError(f"keep={keep}: leaves {left} in a block, must be a whole number{which}")
         return kept
 
-    def kept_weights(self, total: float) -> float:
-        """Return the number of weights that stay of those that all heads hold. Raises ValueError for more than
+    def kept_cost(self, total: float) -> float:
+        """Return the number of weights or milliseconds that stay of those of all heads. Raises ValueError for more than
         these."""
         keep = 0.5 if self.keep is None else self.keep
         kept = float(keep * total if is_share(keep) else keep)
         if not 0 <= kept <= total:
-            raise ValueError(f"keep={keep}: must be a share, 0.0 to 1.0, or a number from 0 to {total:.0f} weights")
+            raise ValueError(f"keep={keep}: must be a share, 0.0 to 1.0, or a number from 0 to {total:.6g}")
         return kept
 
     def uneven(self, heads: Any, kept: int) -> list[int]:
@@ -150,7 +175,7 @@ def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedu
         if not isinstance(how, Stepwise):
             raise ValueError(f"by={by}: with even= it must be a score, or a search that removes head by head")
         how = replace(how, keep_at_least=least) if least else replace(how, scope="per_block")
-    if how.removes or first.cache_bytes is not None:
+    if how.removes or first.cache_bytes is not None or first.in_time:
         heads.check_removable()
     spared = sparing(heads, how, least)
 
@@ -159,9 +184,11 @@ def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedu
         made = choices(heads.scoring, scorers, spared, [total - count for count in kept], draws=1, cost=cost)
         return [plan.mask for plan in plans_of(made)]
 
-    if first.of == "weights":
-        cost = heads.subject.held_weights()
-        return masks([budget.kept_weights(float(cost.sum())) for budget in budgets], cost)
+    if first.in_time:
+        return [mask_in_time(heads, each.wanted_ms, each.in_time, each.batch_size, masks) for each in budgets]
+    if first.of != "units":
+        cost = heads.subject.held_weights() if first.of == "weights" else unit_costs(heads, first.batch_size)[1]
+        return masks([budget.kept_cost(float(cost.sum())) for budget in budgets], cost)
     if first.cache_bytes is None:
         return masks([budget.kept(heads, least) for budget in budgets])
     allowed, largest, count = first.bytes_for(heads), heads.subject.largest_in_cache, len(heads.grid)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -15,9 +15,13 @@ from torch import Tensor
 
 from mhaprune.data import Data, Splits
 from mhaprune.heads import BlockId, HeadGrid, HeadId, HeadMask
+from mhaprune.recoveries.base import Recovery
+from mhaprune.recoveries.fine_tune import FineTune
+from mhaprune.recoveries.refit import Refit
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.scoring import naming, settings_text
 from mhaprune.settings.options import option
+from mhaprune.settings.ranges import Ge
 from mhaprune.settings.refusals import foreign
 from mhaprune.storage.locks import read_bytes
 from mhaprune.subject import Subject
@@ -161,3 +165,19 @@ def two_examples(splits: Splits[Any], name: str) -> None:
     """Raise ValueError for a split of one example."""
     if (count := len(splits[name])) < 2:
         raise ValueError(f"{name}: holds {count} example, an interval needs two or more")
+
+
+TUNED = ("steps", "learning_rate", "batch_size", "distillation")
+Steps = Annotated[int, Ge(0)] | dict[str, Any]
+"""A number of training steps, or settings of `FineTune`, those of `TUNED`, by name."""
+
+
+def recoveries_of(refit: bool, fine_tune: Steps) -> list[Recovery]:
+    """Return the recoveries that the arguments of `Heads.prune` name. Raises ValueError for a setting that is none."""
+    recoveries: list[Recovery] = [Refit()] if refit else []
+    if fine_tune != 0:
+        settings = fine_tune if isinstance(fine_tune, dict) else {"steps": fine_tune}
+        if wrong := set(settings) - set(TUNED):
+            raise ValueError(f"fine_tune={wrong.pop()}: must be {', '.join(TUNED)}")
+        recoveries.append(FineTune(**settings))
+    return recoveries

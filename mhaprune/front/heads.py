@@ -15,7 +15,8 @@ from torch import nn
 
 from mhaprune.data import SPLITS
 from mhaprune.front.budget import Budget, By, Number, Unit, choose
-from mhaprune.front.given import mask_of, named_scorers, two_examples
+from mhaprune.front.given import Steps, mask_of, named_scorers, recoveries_of, two_examples
+from mhaprune.front.promise import Promised, fastest_within
 from mhaprune.front.timing import generating, speed_table
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
@@ -24,9 +25,6 @@ from mhaprune.measure.outcomes import ProofFailed, measure
 from mhaprune.progress import shown, track
 from mhaprune.pruning.plans import removed_names
 from mhaprune.pruning.pruned import EquivalenceCheck
-from mhaprune.recoveries.base import Recovery
-from mhaprune.recoveries.fine_tune import FineTune
-from mhaprune.recoveries.refit import Refit
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table
@@ -43,10 +41,6 @@ from mhaprune.wrapping.wrapped import WrappedModel
 
 if TYPE_CHECKING:
     from mhaprune.experiments.results import Results
-
-TUNED = ("steps", "learning_rate", "batch_size", "distillation")
-Steps = Annotated[int, Ge(0)] | dict[str, Any]
-"""A number of training steps, or settings of `FineTune`, those of `TUNED`, by name."""
 
 
 @checked
@@ -193,6 +187,7 @@ class Heads(ModelWithData):
         refit: bool = False,
         fine_tune: Steps = 0,
         mask: Any = None,
+        within: Annotated[float, Ge(0)] | None = None,
         **how: Any,
     ) -> nn.Module:
         """Return a smaller and faster copy of the model that has only the heads that the method `mask` keeps, see there
@@ -204,8 +199,11 @@ class Heads(ModelWithData):
         With `refit`, W_O of each attention and W_2 of each feed-forward are fitted so that the copy computes what the
         dense model does. `fine_tune` is a number of training steps: AdamW lowers the loss. Or it holds settings, such
         as `{"steps": 300, "learning_rate": 1e-4, "distillation": 0.5}`; with this one, half of the objective is the
-        distance from the dense model's answers. All use the *train* split, or *score* if there is none. Raises
-        ValueError if heads cannot be removed.
+        distance from the dense model's answers. All use the *train* split, or *score* if there is none.
+
+        `faster=1.5` asks for a speed (see `Budget`), `within=0.01` for the fastest model that loses at most so much of
+        the quality on *choose*, at 95 % confidence, after a refit or training. Raises ValueError if heads cannot be
+        removed, and for what cannot be met.
 
         >>> small = heads.prune(keep=0.5, by="gate_output", refit=True)
         >>> type(small) is type(model), [layer.num_heads for layer in small.attention] != [4, 4]
@@ -217,7 +215,12 @@ class Heads(ModelWithData):
         """
         if mask is not None and how:
             raise ValueError(f"{next(iter(how))}: chooses heads, which mask= names already; leave one of them out")
-        model = self.without(self.mask(keep, by, **how) if mask is None else mask, refit, fine_tune).model
+        if within is not None:
+            if keep is not None or mask is not None or how:
+                raise ValueError(f"within={within:g}: says how many heads stay, leave keep=, mask= and budgets out")
+            model = fastest_within(self, within, by, lambda mask: self.without(mask, refit, fine_tune)).model
+        else:
+            model = self.without(self.mask(keep, by, **how) if mask is None else mask, refit, fine_tune).model
         make_plain(model)
         return model
 
@@ -286,12 +289,7 @@ class Heads(ModelWithData):
         if (settled := self._settled) is not self:
             return settled.without(HeadMask(settled.grid, mask.removed), refit, fine_tune)
         self.check_removable(mask)
-        recoveries: list[Recovery] = [Refit()] if refit else []
-        if fine_tune != 0:
-            settings = fine_tune if isinstance(fine_tune, dict) else {"steps": fine_tune}
-            if wrong := set(settings) - set(TUNED):
-                raise ValueError(f"fine_tune={wrong.pop()}: must be {', '.join(TUNED)}")
-            recoveries.append(FineTune(**settings))
+        recoveries = recoveries_of(refit, fine_tune)
         try:
             self._equivalence.prove(mask)
         except ProofFailed:
@@ -359,6 +357,16 @@ class Heads(ModelWithData):
             raise ValueError(f"batch_sizes={min(sizes) if sizes else sizes}: must be 1 or more")
         timed = self.subject if new_tokens is None else generating(self.subject, new_tokens)
         return speed_table(timed, self.masks(keep, by), self.splits.report, sizes, rounds, new_tokens)
+
+    @property
+    def promises(self) -> pd.DataFrame:
+        """The budgets in time that were chosen, `faster=` and `ms=`: what was promised, and what was measured once more
+        at the end, in milliseconds, with the speed-up and its quartiles."""
+        return pd.DataFrame(self.promised.rows)
+
+    @cached_property
+    def promised(self) -> Promised:
+        return Promised()
 
     @cached_property
     def scoring(self) -> Scoring:

@@ -62,6 +62,13 @@ def milliseconds(
     return start.elapsed_time(end)
 
 
+def clock_for(device: Device) -> Callable[[], float]:
+    """Return the clock of this process where it computes in one thread, so that other work does not count; else that of
+    the wall."""
+    alone = torch.device(device).type == "cpu" and torch.get_num_threads() == 1
+    return time.process_time if alone else time.perf_counter
+
+
 def copies_that_fit(size: int, models: int) -> int:
     """Return the number of copies to make of each model, at most `COPIES`. One copy takes `size` bytes. Large models
     get fewer copies, because their place in memory matters less."""

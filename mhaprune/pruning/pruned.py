@@ -18,7 +18,7 @@ from mhaprune.measure.outcomes import (
     measure,
     output_difference,
 )
-from mhaprune.measure.times import copies, copies_that_fit, in_turn, speed_columns, taking_turns
+from mhaprune.measure.times import clock_for, copies, copies_that_fit, in_turn, speed_columns, taking_turns
 from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan, plan_columns, plan_words, removed_names
 from mhaprune.subject import DecodesGreedily, Outcome, Subject
@@ -124,7 +124,7 @@ def time_removed(subject: Subject, plans: Sequence[Plan], batch: Data, rounds: i
         name: taking_turns([partial(model.predict, batch) for model in models])
         for name, models in copies(makers, number).items()
     }
-    times = in_turn(calls, rounds, warmup=number, device=subject.device)
+    times = in_turn(calls, rounds, warmup=number, device=subject.device, clock=clock_for(subject.device))
     rows = [plan_columns(plan) | speed_columns(times, DENSE, removed_names(plan.mask) or DENSE) for plan in plans]
     again = (DENSE, DENSE_AGAIN)
     rows += [{"scorer": name, "draw": 0, "heads_removed": 0} | speed_columns(times, DENSE, name) for name in again]

@@ -5,7 +5,7 @@ Dimensions: B = batch, T = positions, X = tokens of a split, H = heads of a bloc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +44,7 @@ class Prediction:
         """
         sizes = {block: weights.shape[:2] for block, weights in subject.output_weights().items()}
         maps, means = {}, {}
-        for block, (mean_W, covariance_WW) in _moments(subject, examples).items():
+        for block, mean_W, covariance_WW in _moments(subject, examples, [list(sizes)]):
             means[block] = mean_W
             inverse_WHK = _inverse(mean_W, covariance_WW, ridge)[0].unflatten(1, sizes[block])
             own_HKK = inverse_WHK.unflatten(0, sizes[block]).diagonal(dim1=0, dim2=2).movedim(-1, 0)
@@ -61,34 +61,54 @@ class Prediction:
         }
 
 
+LARGEST = 2**27
+"""The largest number of products of outputs that are summed in one pass over the split."""
+
+
+def in_passes(subject: Subject) -> list[list[BlockId]]:
+    """Return the blocks whose products are summed in each pass over the split, so that they fit into memory."""
+    passes, held = list[list[BlockId]](), 0
+    for block, weights_HKD in subject.output_weights().items():
+        size = weights_HKD.shape[:2].numel() ** 2
+        if not passes or held + size > LARGEST:
+            passes.append([])
+            held = 0
+        passes[-1].append(block)
+        held += size
+    return passes
+
+
 def inverse_covariances(
     subject: Subject, examples: Data, ridge: float
 ) -> Iterator[tuple[BlockId, tuple[Tensor, float]]]:
-    """Yield for each block P (W, W), see `Prediction.fit`, with the penalty that was added to every variance."""
-    for block, (mean_W, covariance_WW) in _moments(subject, examples).items():
+    """Yield for each block P (W, W), see `Prediction.fit`, with the penalty that was added to every variance. The split
+    is read once for each of `in_passes`."""
+    for block, mean_W, covariance_WW in _moments(subject, examples, in_passes(subject)):
         yield block, _inverse(mean_W, covariance_WW, ridge)
 
 
-def _moments(subject: Subject, examples: Data) -> dict[BlockId, tuple[Tensor, Tensor]]:
-    """Return for each block the mean (W,) and the covariance (W, W) of its outputs over all tokens, in float64.
+def _moments(
+    subject: Subject, examples: Data, passes: Sequence[Sequence[BlockId]]
+) -> Iterator[tuple[BlockId, Tensor, Tensor]]:
+    """Yield each block with the mean (W,) and the covariance (W, W) of its outputs over all tokens, in float64.
 
     The products of one batch are computed in the model's own precision, of outputs minus their means in the first
     batch. So a large mean costs no digits, and thousands of outputs take half the time.
     """
-    sums: dict[BlockId, Tensor] = {}
-    first: dict[BlockId, Tensor] = {}
-    for batch in examples.batches(BATCH_SIZE):
-        valid = subject.queries(batch)
-        for block, context_BHTK in subject.head_outputs(batch).items():
-            outputs_XW = _side_by_side(context_BHTK)[valid[block]]
-            mean_W = first.setdefault(block, outputs_XW.mean(dim=0))
-            outputs = torch.cat([outputs_XW - mean_W, outputs_XW.new_ones(len(outputs_XW), 1)], dim=1)
-            sums[block] = sums.get(block, 0) + (outputs.T @ outputs).double()
-    found = {}
-    for block, products in sums.items():
-        moved_W = products[-1, :-1] / products[-1, -1]
-        found[block] = first[block] + moved_W, products[:-1, :-1] / products[-1, -1] - moved_W.outer(moved_W)
-    return found
+    for blocks in passes:
+        sums: dict[BlockId, Tensor] = {}
+        first: dict[BlockId, Tensor] = {}
+        for batch in examples.batches(BATCH_SIZE):
+            valid, contexts = subject.queries(batch), subject.head_outputs(batch)
+            for block in blocks:
+                outputs_XW = _side_by_side(contexts[block])[valid[block]]
+                mean_W = first.setdefault(block, outputs_XW.mean(dim=0))
+                outputs = torch.cat([outputs_XW - mean_W, outputs_XW.new_ones(len(outputs_XW), 1)], dim=1)
+                sums[block] = sums.get(block, 0) + (outputs.T @ outputs).double()
+        for block in blocks:
+            products = sums.pop(block)
+            moved_W = products[-1, :-1] / products[-1, -1]
+            yield block, first[block] + moved_W, products[:-1, :-1] / products[-1, -1] - moved_W.outer(moved_W)
 
 
 def _inverse(mean_W: Tensor, covariance_WW: Tensor, ridge: float) -> tuple[Tensor, float]:
@@ -98,7 +118,7 @@ def _inverse(mean_W: Tensor, covariance_WW: Tensor, ridge: float) -> tuple[Tenso
     rounding = EPSILON * (mean_W.square() + diagonal_W).mean()
     penalty = (ridge * diagonal_W.mean()).clamp_min(rounding).clamp_min(torch.finfo(torch.float64).tiny)
     diagonal_W += penalty
-    return torch.linalg.inv(covariance_WW), float(penalty)
+    return torch.cholesky_inverse(torch.linalg.cholesky(covariance_WW)), float(penalty)
 
 
 def _side_by_side(context_BHTK: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from mhaprune.data import Data
 from mhaprune.heads import BlockId
 from mhaprune.progress import track
 from mhaprune.scorers.base import Scorer, Scores
-from mhaprune.scorers.prediction import PASSES, inverse_covariances
+from mhaprune.scorers.prediction import in_passes, inverse_covariances
 from mhaprune.settings.ranges import Gt, Within
 from mhaprune.subject import Subject
 
@@ -48,7 +48,7 @@ class Surgeon(Scorer):
             weights_HKD = gates[block][:, None, None] * weights_HKD if gates else weights_HKD
             rises.append(self.rises(weights_HKD, inverse_WW, penalty))
         values_N = torch.cat(rises) if rises else torch.zeros(0)
-        return Scores(values_N.to(subject.device)[None], forward_passes=PASSES)
+        return Scores(values_N.to(subject.device)[None], forward_passes=len(in_passes(subject)))
 
     def rises(self, weights_HKD: Tensor, inverse_WW: Tensor, penalty: float) -> Tensor:
         """Return the rise for each unit, (H,), given the inverse of the covariance with the ridge, whose share of the

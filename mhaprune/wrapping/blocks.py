@@ -63,7 +63,8 @@ class Source:
         number of a row."""
         parts = sorted({self.of[n] for n in staying})
         rows = tuple(tuple(place(row) for row in self.rows.heads[part]) for part in parts)
-        return replace(self, rows=replace(self.rows, heads=rows), of=tuple(parts.index(self.of[n]) for n in kept))
+        number = {part: n for n, part in enumerate(parts)}
+        return replace(self, rows=replace(self.rows, heads=rows), of=tuple(number[self.of[n]] for n in kept))
 
     def joined(self, sets: Sequence[Sequence[int]]) -> Source:
         """Return the source in which each of these sets of units is one unit. Units of a set may share parts."""

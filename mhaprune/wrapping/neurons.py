@@ -21,6 +21,8 @@ from mhaprune.wrapping.hints import why_uncut
 from mhaprune.wrapping.layouts import probe
 from mhaprune.wrapping.tensors import is_linear
 
+LARGEST = 8
+"""The largest number of features of one linear map that make one neuron. It is 2 for a packed gated layer."""
 SITE = "neuron"
 """The site of the neurons of a model; the first word of several sites."""
 
@@ -76,6 +78,8 @@ def _rows(x: Tensor, leaves: Sequence[tuple[str, Tensor]], outs: Collection[str]
     """
     W = x.shape[-1]
     if x.dim() < 2 or len(x.flatten(0, -2)) < 2 or W < 3 or not x.requires_grad:
+        return {}
+    if any(len(features) > LARGEST for features in _read(x, 0, leaves)):  # soon known of most
         return {}
     rows: dict[str, Rows] = {}
     for (path, leaf), *read in zip(leaves, *(_read(x, column, leaves) for column in (0, 1, W - 1)), strict=True):

