@@ -28,8 +28,10 @@ from mhaprune import losses
 from mhaprune.front.heads import Heads
 from mhaprune.front.promise import mask_in_time
 from mhaprune.heads import HeadMask
+from mhaprune.interrupts import interruptible
 from mhaprune.measure.outcomes import measure
 from mhaprune.measure.times import clock_for, in_turn, speed_columns
+from mhaprune.progress import shown
 from mhaprune.reporting import plots
 from mhaprune.reporting.plots import Plot
 from mhaprune.statistics.intervals import mean_interval
@@ -220,8 +222,20 @@ def main() -> int:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    folder = make_folder("FOLDER", Path(chosen.folder))
-    model, splits = minilm(chosen.few)
+    try:
+        with interruptible(), shown():
+            compare(make_folder("FOLDER", Path(chosen.folder)), chosen.few)
+    except KeyboardInterrupt:
+        return 130
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def compare(folder: Path, few: bool) -> None:
+    """Write the table and the figure into the folder, and print the table."""
+    model, splits = minilm(few)
     wrap: Any = mhaprune.wrap
     both, heads, neurons = (wrap(model, losses.drift, units=units, **splits) for units in (BOTH, BOTH[:1], BOTH[1:]))
     ways: list[Way] = [
@@ -233,7 +247,7 @@ def main() -> int:
     ]
     for draw in range(DRAWS):
         ways.append(("at random", both, partial(drawn, len(both.grid), draw), True))
-    wanted = SPEEDS[:1] if chosen.few else SPEEDS
+    wanted = SPEEDS[:1] if few else SPEEDS
     rows = []
     for way in ways:
         try:
@@ -241,12 +255,11 @@ def main() -> int:
         except ValueError as error:  # heads alone cannot be so fast
             rows += by_units([way], tuple(speed for speed in wanted if speed < 1.5))
             print(f"{way[0]}: {error}", file=sys.stderr)
-    table = pd.DataFrame(rows + by_layers(both, 1 if chosen.few else 3))
+    table = pd.DataFrame(rows + by_layers(both, 1 if few else 3))
     table.to_csv(folder / "rivals.csv", index=False)
     with matplotlib.rc_context(plots.STYLE):
         write_bytes(folder / "rivals.svg", figure(table).svg)
     print(table[["way", "speedup", "similarity", "low", "high", "weights"]].round(4).to_string(index=False))
-    return 0
 
 
 if __name__ == "__main__":

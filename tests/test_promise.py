@@ -1,6 +1,7 @@
 """Budgets in time, with a clock that counts weights: how many units go is then known."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -17,7 +18,7 @@ from mhaprune.measure.columns import choose_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.pruning.plans import Plan
 from mhaprune.tables import CHOOSE_DROP, CHOOSE_MOST
-from support.classifier import batches, classifier
+from support.classifier import Classifier, batches, classifier
 
 FIXED = 3.0
 """Milliseconds of the part of the model that stays."""
@@ -94,6 +95,17 @@ def test_the_fastest_model_within_a_loss_is_the_last_that_passes_one_after_the_o
         heads.prune(keep=0.5, within=0.1)
 
 
+def test_units_that_cannot_be_removed_stay_and_cost_next_to_nothing(heads: Heads) -> None:
+    stays = heads.grid.blocks[0]
+    stuck = replace(heads, proven=heads.proven._replace(stuck={stays: "it is so"}))
+    mask = stuck.mask(faster=1.5, by=[float(n) for n in range(8)])
+    assert {head.block for head in mask.removed} == {heads.grid.blocks[1]}
+    with pytest.raises(
+        ValueError, match="^faster=3: cannot be met, without the 4 heads that can go the model is 1.67 t"
+    ):
+        stuck.mask(faster=3.0, by=[float(n) for n in range(8)])
+
+
 def test_the_costs_are_kept_in_the_cache_of_the_user(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = [mhaprune.wrap(classifier(), losses.classification, score=batches(2), cache=tmp_path) for _ in range(2)]
     dense, cost = promise.unit_costs(made[0], 1)
@@ -107,7 +119,9 @@ def test_the_costs_are_kept_in_the_cache_of_the_user(tmp_path: Any, monkeypatch:
 def test_a_time_that_cannot_be_is_refused_and_one_that_is_kept_anyway_removes_nothing(
     heads: Heads, caplog: Any
 ) -> None:
-    with pytest.raises(ValueError, match=r"^faster=9: cannot be met, without any of the 8 heads the model is 5"):
+    with pytest.raises(
+        ValueError, match="^faster=9: cannot be met, without the 8 heads that can go the model is 5.00 t"
+    ):
         heads.mask(faster=9.0)
     assert heads.mask(ms=100.0) == HeadMask(heads.grid)
     assert "ms=100: the whole model takes 15 ms, so nothing is removed" in caplog.text
@@ -126,15 +140,8 @@ def test_a_time_that_cannot_be_is_refused_and_one_that_is_kept_anyway_removes_no
 @pytest.mark.slow
 def test_a_promise_is_kept_on_this_machine() -> None:
     """Of a model that is large enough to be timed; within the quartiles of its own noise, or 5 %."""
-    heads = mhaprune.wrap(classifier_of(384), losses.classification, score=batches(2), units=("head",))
+    heads = mhaprune.wrap(Classifier(384).eval(), losses.classification, score=batches(2), units=("head",))
     heads.mask(faster=1.2, by="random", batch_size=6)
     row = heads.promises.iloc[0]
     noise = (row["speedup_q3"] - row["speedup_q1"]) / row["speedup"]
     assert abs(row["measured_ms"] / row["promised_ms"] - 1) < max(0.05, noise)
-
-
-def classifier_of(width: int) -> Any:
-    from support.classifier import Classifier
-
-    torch.manual_seed(0)
-    return Classifier(width).eval()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,11 +64,13 @@ def mask_in_time(
     """
     dense, cost = unit_costs(heads, batch_size)
     total, everything = float(cost.sum()), HeadMask(heads.grid)
+    free = torch.tensor([head.block not in heads.proven.stuck for head in heads.grid])
+    most = float(cost[free].sum())
     wanted = asked(dense)
     if wanted >= dense:
         log.warning("%s: the whole model takes %.3g ms, so nothing is removed", named, dense)
         return everything
-    removed, best, mask = min(dense - wanted, total), float("inf"), everything
+    removed, best, mask = min(dense - wanted, most), float("inf"), everything
     for _ in range(TRIES):
         (tried,) = masks([total - removed], cost)
         dense, taken, *_ = _timed(heads, tried, batch_size)
@@ -76,13 +79,14 @@ def mask_in_time(
             best, mask = miss, tried
         if miss <= CLOSE:
             break
-        if removed == total and taken > asked(dense):
+        if removed == most and taken > asked(dense):
+            units = f"{int(free.sum())} {heads.subject.counted}"
             raise ValueError(
-                f"{named}: cannot be met, without any of the {len(heads.grid)} {heads.subject.counted} the model is"
-                f" {dense / taken:.2f} times as fast ({taken:.3g} of {dense:.3g} ms)"
+                f"{named}: cannot be met, without the {units} that can go the model is {dense / taken:.2f} times as"
+                f" fast ({taken:.3g} of {dense:.3g} ms)"
             )
         gained = max(dense - taken, LEAST * dense)
-        removed = min(total, removed * min(2.0, max(0.5, (dense - asked(dense)) / gained)))
+        removed = min(most, removed * min(2.0, max(0.5, (dense - asked(dense)) / gained)))
     dense, taken, *quartiles = _timed(heads, mask, batch_size)
     row = {"promised": named, "batch_size": batch_size, "promised_ms": asked(dense), "measured_ms": taken}
     speed = dict(zip(("speedup", "speedup_q1", "speedup_q3"), quartiles, strict=True))
@@ -140,7 +144,10 @@ def unit_costs(heads: Any, batch_size: int) -> tuple[float, Tensor]:
     if key not in known:
         known[key] = (make(None, None) if subject.cache is None else subject.cache.get("unit_ms", what, make))["ms"]
     ms: dict[str, float] = known[key]
-    saved = {site: max(ms["dense"] - ms[site], LEAST * ms["dense"]) / max(1, len(gone[site])) for site in sites}
+    # Of a site whose units must all stay, nothing was timed.
+    counts = Counter(head.site for head in heads.grid)
+    taken = {site: max(ms["dense"] - ms[site] if gone[site] else 0.0, LEAST * ms["dense"]) for site in sites}
+    saved = {site: taken[site] / (len(gone[site]) or counts[site] or 1) for site in sites}
     return ms["dense"], torch.tensor([saved[head.site] for head in heads.grid], dtype=torch.double)
 
 

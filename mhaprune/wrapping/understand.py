@@ -16,6 +16,7 @@ from mhaprune.heads import BlockId, HeadGrid, HeadMask
 from mhaprune.measure.outcomes import weight_sums
 from mhaprune.storage.cache import Cache
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME, UNITS
+from mhaprune.wrapping.at_rest import at_rest
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import BlockProof
 from mhaprune.wrapping.blocks import AttentionBlock, Block, Unsupported, name_blocks
@@ -165,7 +166,15 @@ def _blocks(
 ) -> tuple[list[Block], list[BlockId], tuple[str, ...], Any]:
     """Return the blocks of a model with their names, the paths of attention in no block, and what the model returned
     for the first example of a batch alone."""
-    attention, overlooked, alone = _attention(model, given, batch, run)
+    if not units:
+        raise ValueError("units=[]: must name head, neuron or both")
+    try:
+        attention, overlooked, alone = _attention(model, given, batch, run)
+    except Unsupported:
+        if "head" in units:
+            raise
+        with torch.no_grad(), at_rest(model):  # neurons need no attention
+            attention, overlooked, alone = [], [], run(model, batch[:1].arguments())
     names, not_seen = name_blocks([block.path for block in attention]), tuple(unseen(model, attention, overlooked))
     if "neuron" not in units:
         return attention, names, not_seen, alone

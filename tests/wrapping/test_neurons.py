@@ -144,8 +144,26 @@ def test_a_model_without_neurons_is_refused_in_one_line() -> None:
 
     with pytest.raises(Unsupported, match=r"^units=\['head', 'neuron'\]: Attentive has no neurons: [^\n]*$"):
         wrapped(Attentive().eval())
-    with pytest.raises(ValueError, match="units"):
-        wrapped(Attentive().eval(), ["layer"])
+    for units, message in (["layer"], "must be"), ([], "must name head, neuron or both"):
+        with pytest.raises(ValueError, match=rf"^units=\[.*\]: {message}"):
+            wrapped(Attentive().eval(), units)
+
+
+def test_a_model_without_attention_has_neurons_alone() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down, self.end = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH), nn.Linear(WIDTH, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.end(x + self.down(F.gelu(self.up(x))))
+            return out
+
+    heads = wrapped(Mixed().eval(), ["neuron"])
+    assert repr(heads) == "6 neurons in 1 block, all with an effect, all removable"
+    proved(heads, HeadMask(heads.grid).without(*list(heads.grid)[1:3]))
+    with pytest.raises(Unsupported, match="Mixed: no attention found"):
+        wrapped(Mixed().eval())
 
 
 FAMILIES = "bert vit distilbert albert gpt2 opt gpt_neox llama qwen3 gemma3 bart t5".split()  # noqa: SIM905
