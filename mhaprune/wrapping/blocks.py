@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -324,5 +324,10 @@ def _sites(words: Sequence[Sequence[str]]) -> list[str]:
 
 def grid_of(names: Sequence[BlockId], blocks: Sequence[Block]) -> HeadGrid:
     """Return the grid of the heads of these blocks."""
-    heads = [HeadId(*name, number) for name, block in zip(names, blocks, strict=True) for number in block.names]
-    return HeadGrid(tuple(names), tuple(heads))
+    return _grid(tuple(names), tuple(tuple(block.names) for block in blocks))
+
+
+@lru_cache(maxsize=64)
+def _grid(names: tuple[BlockId, ...], numbers: tuple[tuple[int, ...], ...]) -> HeadGrid:
+    heads = [HeadId(*name, number) for name, each in zip(names, numbers, strict=True) for number in each]
+    return HeadGrid(names, tuple(heads))

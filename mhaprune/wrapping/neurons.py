@@ -39,11 +39,14 @@ def find_neurons(model: nn.Module, heads: Sequence[Block], run: Callable[[], Any
     leaves: list[tuple[str, Tensor]] = []
     made: dict[str, dict[str, Rows]] = {}
     calls = Counter[str]()
+    shared: list[tuple[Tensor, dict[str, Rows]]] = []
 
     def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         calls[path := paths[module]] += 1
         if path not in (*outs, *made) and "lora_" not in path:
-            made[path] = _rows(inputs[0], leaves, outs)
+            if not shared or shared[0][0] is not inputs[0]:  # several maps may read one tensor
+                shared[:] = [(inputs[0], _rows(inputs[0], leaves, outs))]
+            made[path] = shared[0][1]
 
     def leave(module: nn.Module, inputs: Any, output: Any) -> Any:
         if not isinstance(output, Tensor):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.heads import BlockId, HeadId, HeadMask
+from mhaprune.heads import BlockId, HeadGrid, HeadId, HeadMask
 from mhaprune.measure.outcomes import MAX_DIFFERENCE, gate_effects, joined
 from mhaprune.subject import Batch
 from mhaprune.wrapping.block_proof import BlockProof, apart, largest, rounding
@@ -24,8 +24,10 @@ from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.gating import hooked
 from mhaprune.wrapping.tensors import tensors_in
 
-TOUCHED = 2**27
-"""The largest number of weights in the blocks that one mask of the proof touches."""
+TOUCHED = 2**26
+"""The largest number of weights that one mask of the proof leaves in the blocks that it touches."""
+MANY = 64
+"""The number of units in a block from which the proof draws those that go."""
 
 
 class Proofs(NamedTuple):
@@ -142,41 +144,40 @@ def _idle(
     """Return the heads that change no output, and those that change outputs without a derivative.
 
     A derivative of about zero is only a sign: it is also zero behind a rounding, a saturated function or a detached
-    tensor, and in half precision. So these heads are closed: all of a block together, then halves of those that change
-    something together, down to single heads.
+    tensor, and in half precision. So the heads that have none in any batch are closed: all together, then halves of
+    those that change something together, down to single heads.
     """
-    grid, idle, moved = subject.grid, list[HeadId](), list[tuple[HeadId, int, bool]]()
-    negligible = effects_N <= torch.finfo(effects_N.dtype).eps * effects_N.max() if len(grid) else effects_N
-    doubtful = [head for head, small in zip(grid, negligible.tolist(), strict=True) if small]
+    grid, idle, flat = subject.grid, list[HeadId](), list[HeadId]()
+    doubtful = _negligible(grid, effects_N)
+    for batch in (batches[-1][-1:], *batches):  # first on another example, which is seldom in vain
+        if doubtful:
+            doubtful &= _negligible(grid, _effects(subject, batch)[0])
 
     @torch.no_grad()
     def search(heads: Sequence[HeadId]) -> None:
         """Close these heads together. If a bit of an output changes, search each half of them."""
         gates_N = HeadMask(grid, frozenset(heads)).gates(subject.device)
-        for number, (batch, before) in enumerate(zip(batches, outputs, strict=True)):
+        for batch, before in zip(batches, outputs, strict=True):
             after = subject.outputs(batch, gates_N)
             if torch.equal(after, before):
                 continue
             if half := len(heads) // 2:
                 search(heads[:half])
                 search(heads[half:])
-            else:
-                moved.append((heads[0], number, float((after - before).abs().max()) > rounding(before)))
+            elif float((after - before).abs().max()) > rounding(before):
+                flat.append(heads[0])
             return
         idle.extend(heads)
 
-    for block in dict.fromkeys(head.block for head in doubtful):
-        search([head for head in doubtful if head.block == block])
-    numbers = {number for _, number, more in moved if more}
-    flat = {number: _negligible(subject, batches[number]) for number in numbers}
-    return idle, [head for head, number, more in moved if more and head in flat[number]]
+    if doubtful:
+        search([head for head in grid if head in doubtful])
+    return idle, flat
 
 
-def _negligible(subject: GatedModel, batch: Batch) -> set[HeadId]:
-    """Return the heads whose gates have a derivative of about zero on a batch."""
-    effects_N, _ = _effects(subject, batch)
-    small = effects_N <= torch.finfo(effects_N.dtype).eps * effects_N.max()
-    return {head for head, each in zip(subject.grid, small.tolist(), strict=True) if each}
+def _negligible(grid: HeadGrid, effects_N: Tensor) -> set[HeadId]:
+    """Return the heads whose gates have an effect of about zero."""
+    small = effects_N <= torch.finfo(effects_N.dtype).eps * effects_N.max() if len(grid) else effects_N
+    return {head for head, each in zip(grid, small.tolist(), strict=True) if each}
 
 
 def _effects(judged: Any, few: Batch) -> tuple[Tensor, Tensor]:
@@ -240,21 +241,33 @@ def _comparable(subject: GatedModel, few: Batch) -> tuple[Any, Tensor]:
 
 def _masks(subject: GatedModel, names: Sequence[BlockId]) -> Iterator[HeadMask]:
     """Yield the masks of the proof. All these blocks lose heads, each another number of them, and the last one loses
-    all. A mask touches as many blocks as have `TOUCHED` weights, because what it cuts is copied."""
+    all. A mask touches as many blocks as have `TOUCHED` weights left, because what it cuts is copied."""
     everything, grid = HeadMask(subject.grid), subject.grid
     of_block = [(name, heads) for name in names if (heads := [grid.heads[n] for n in grid.positions(name)])]
     held = dict(zip(grid.blocks, (float(part.sum()) for part in subject.held_weights().split(grid.sizes)), strict=True))
     gone, touched = list[HeadId](), 0.0
     for i, (name, heads) in enumerate(of_block):
-        last = i == len(of_block) - 1
-        if last and not i:
-            yield everything.without(*heads[:1])
-        if gone and touched + held[name] > TOUCHED:
+        lost = _lost(heads, i)
+        if i == len(of_block) - 1:
+            if not i:
+                yield everything.without(*lost)
+            lost = heads
+        copied = held[name] * (1 - len(lost) / len(heads))
+        if gone and touched + copied > TOUCHED:
             yield everything.without(*gone)
             gone, touched = [], 0.0
-        gone += heads if last else heads[: 1 + i % len(heads)]
-        touched += held[name]
+        gone += lost
+        touched += copied
     yield everything.without(*gone)
+
+
+def _lost(heads: Sequence[HeadId], number: int) -> Sequence[HeadId]:
+    """Return the heads that the block with this number loses. Of many units about seven eighths go, drawn at random:
+    so each is paired with its weights, and what is left to copy is small."""
+    if len(heads) <= MANY:
+        return heads[: 1 + number % len(heads)]
+    left = len(heads) // 8 - number % (len(heads) // 8)
+    return [heads[n] for n in torch.randperm(len(heads), generator=torch.Generator().manual_seed(number))[left:]]
 
 
 class Shapes:

@@ -52,6 +52,8 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     if isinstance(module, torch.jit.ScriptModule):
         return copy.deepcopy(module, memo)
     memo[id(module)] = twin = type(module).__new__(type(module))
+    if (note := getattr(vars(module).get("config"), "mhaprune", None)) is not None:
+        memo[id(note)] = note  # nothing writes to it, and with neurons it is long
     for name, value in vars(module).items():
         if name == "_compiled_call_impl":  # which calls the module that was compiled, not its copy
             continue
@@ -177,11 +179,12 @@ def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int
     """Keep only these outputs and inputs of a linear module, in place."""
     weight, bias = weight_of(module).detach(), None if module.bias is None else module.bias.detach()
     if rows is not None:
-        weight, bias = weight[list(rows)], None if bias is None else bias[list(rows)]
+        index = torch.tensor(rows, dtype=torch.long, device=weight.device)
+        weight, bias = weight[index], None if bias is None else bias[index]
     if columns is not None:
-        weight = weight[:, list(columns)]
+        weight = weight.index_select(1, torch.tensor(columns, dtype=torch.long, device=weight.device))
     as_stored = weight if isinstance(module, nn.Linear) else weight.mT
-    store(module, as_stored.clone(memory_format=torch.contiguous_format), None if bias is None else bias.clone())
+    store(module, as_stored.contiguous(), bias)
 
 
 def _block_without(block: Block, keep: Sequence[int], dropped: Mapping[str, set[int]]) -> Block:
