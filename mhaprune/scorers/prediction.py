@@ -63,6 +63,8 @@ class Prediction:
 
 LARGEST = 2**27
 """The largest number of products of outputs that are summed in one pass over the split."""
+WIDE = 1024
+"""The largest number of outputs of a block whose covariance is inverted in float64."""
 
 
 def in_passes(subject: Subject) -> list[list[BlockId]]:
@@ -82,9 +84,13 @@ def inverse_covariances(
     subject: Subject, examples: Data, ridge: float
 ) -> Iterator[tuple[BlockId, tuple[Tensor, float]]]:
     """Yield for each block P (W, W), see `Prediction.fit`, with the penalty that was added to every variance. The split
-    is read once for each of `in_passes`."""
+    is read once for each of `in_passes`.
+
+    More than `WIDE` outputs are inverted in float32, from their factor in float64: it has the root of their condition.
+    """
     for block, mean_W, covariance_WW in _moments(subject, examples, in_passes(subject)):
-        yield block, _inverse(mean_W, covariance_WW, ridge)
+        dtype = torch.float32 if len(mean_W) > WIDE else torch.float64
+        yield block, _inverse(mean_W, covariance_WW, ridge, dtype)
 
 
 def _moments(
@@ -104,21 +110,24 @@ def _moments(
                 outputs_XW = _side_by_side(contexts[block])[valid[block]]
                 mean_W = first.setdefault(block, outputs_XW.mean(dim=0))
                 outputs = torch.cat([outputs_XW - mean_W, outputs_XW.new_ones(len(outputs_XW), 1)], dim=1)
-                sums[block] = sums.get(block, 0) + (outputs.T @ outputs).double()
+                products = outputs.T @ outputs
+                sums[block] = sums[block].add_(products) if block in sums else products.double()
         for block in blocks:
             products = sums.pop(block)
-            moved_W = products[-1, :-1] / products[-1, -1]
-            yield block, first[block] + moved_W, products[:-1, :-1] / products[-1, -1] - moved_W.outer(moved_W)
+            moved_W, covariance_WW = products[-1, :-1] / products[-1, -1], products[:-1, :-1]
+            yield block, first[block] + moved_W, covariance_WW.div_(products[-1, -1]).addr_(moved_W, moved_W, alpha=-1)
 
 
-def _inverse(mean_W: Tensor, covariance_WW: Tensor, ridge: float) -> tuple[Tensor, float]:
+def _inverse(
+    mean_W: Tensor, covariance_WW: Tensor, ridge: float, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, float]:
     """Return the inverse of the covariance plus a penalty, and the penalty."""
     diagonal_W = covariance_WW.diagonal()  # a view
     # Outputs that are constant have a variance of rounding errors only, which may be below 0.
     rounding = EPSILON * (mean_W.square() + diagonal_W).mean()
     penalty = (ridge * diagonal_W.mean()).clamp_min(rounding).clamp_min(torch.finfo(torch.float64).tiny)
     diagonal_W += penalty
-    return torch.cholesky_inverse(torch.linalg.cholesky(covariance_WW)), float(penalty)
+    return torch.cholesky_inverse(torch.linalg.cholesky(covariance_WW).to(dtype)), float(penalty)
 
 
 def _side_by_side(context_BHTK: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Score: the error that a refit leaves when units go one after the other.
 
-Dimensions: H = units of a block, K = columns of a unit, W = H·K, D = outputs of the map.
+Dimensions: H = units of a block, K = columns of a unit, W = H·K, G = columns that go, D = outputs of the map.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,10 @@ from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.prediction import in_passes, inverse_covariances
 from mhaprune.settings.ranges import Gt, Within
 from mhaprune.subject import Subject
+
+
+FULL = 0.8
+"""The share of the units in a tensor below which those that are gone are taken out of it."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +58,27 @@ class Surgeon(Scorer):
         """Return the rise for each unit, (H,), given the inverse of the covariance with the ridge, whose share of the
         rise, `penalty` · ‖W_u‖², is left out."""
         H, K, _ = weights_HKD.shape
-        rises_H, left, highest = weights_HKD.new_zeros(H), torch.arange(H, device=weights_HKD.device), 0.0
-        while len(left):
+        rises_H, left, at, highest = weights_HKD.new_zeros(H), torch.arange(H), torch.arange(H), 0.0
+        inverse_WW, flat_WD = inverse_WW.clone(), weights_HKD.flatten(0, 1).to(inverse_WW, copy=True)
+        while len(left):  # `at` says where in the tensors the units `left` are
+            if len(at) < FULL * len(flat_WD) // K:
+                columns = _columns(at, K)
+                inverse_WW, flat_WD, at = inverse_WW[columns][:, columns], flat_WD[columns], torch.arange(len(at))
             own_HKK = inverse_WW.unflatten(0, (-1, K)).unflatten(-1, (-1, K)).diagonal(dim1=0, dim2=2).movedim(-1, 0)
-            solved_HKD = torch.linalg.solve(own_HKK, weights_HKD)
-            each_H = ((solved_HKD - penalty * weights_HKD) * weights_HKD).sum(dim=(1, 2)).clamp_min(0)
-            order = each_H.argsort(stable=True)
-            go, stay = order[: max(1, round(self.step * len(left)))], order[max(1, round(self.step * len(left))) :]
+            present_HKD = flat_WD.unflatten(0, (-1, K))
+            squares_HKK = (present_HKD @ present_HKD.mT)[at]
+            each_HKK = torch.linalg.solve(own_HKK[at], squares_HKK) - penalty * squares_HKK
+            each_H = each_HKK.diagonal(dim1=1, dim2=2).sum(dim=1).clamp_min(0).to(rises_H)
+            order = each_H.argsort(stable=True).cpu()
+            go, stay = order.tensor_split([max(1, round(self.step * len(left)))])
             rises_H[left[go]] = each_H[go].clamp_min(highest)
             highest = float(rises_H[left[go]].max())
-            gone, kept = (_columns(units, K) for units in (go, stay.sort().values))
-            moved = torch.linalg.solve(inverse_WW[gone][:, gone], inverse_WW[gone][:, kept]).mT
-            flat = weights_HKD.flatten(0, 1)
-            weights_HKD = (flat[kept] - moved @ flat[gone]).unflatten(0, (-1, K)) if len(kept) else weights_HKD[:0]
-            inverse_WW = inverse_WW[kept][:, kept] - moved @ inverse_WW[gone][:, kept]
-            left = left[stay.sort().values]
+            gone = _columns(at[go], K)
+            rows_GW = inverse_WW[gone]
+            moved_GW = torch.linalg.solve(rows_GW[:, gone], rows_GW)
+            flat_WD.addmm_(moved_GW.T, flat_WD[gone], alpha=-1)
+            inverse_WW.addmm_(moved_GW.T, rows_GW, alpha=-1)
+            left, at = left[stay], at[stay]
         return rises_H
 
 
