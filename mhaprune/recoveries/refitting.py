@@ -126,6 +126,8 @@ def ridges(least: float, tokens: int, inputs: int) -> list[float]:
 
 HELD_OUT = 5
 """Of every five batches, the second is held out to choose the ridge."""
+DIRECTIONS = 128
+"""The number of random directions of the outputs on which the ridge is chosen, if there are more outputs."""
 
 
 @torch.no_grad()
@@ -146,7 +148,8 @@ def correct(
     ridge and with fewer tokens than inputs), the smallest V and c are taken.
 
     With several ridges, each is fitted on the parts that are not held out, and the ridge with the smallest error on the
-    held-out parts is used to fit all parts. With only one part, the largest ridge is taken.
+    held-out parts is used to fit all parts; of many outputs, the error in `DIRECTIONS` stands for all. With only one
+    part, the largest ridge is taken.
     """
     D, W = weight_DW.shape
     parts, ridges = list(parts), [ridge] if isinstance(ridge, int | float) else list(ridge)
@@ -168,7 +171,8 @@ def correct(
             most = most.plus(sums)
     best = max(ridges)
     if held is not nothing:
-        best = min(ridges, key=lambda each: held.error(most.solved(each, U)))
+        fitted, tried = most.seen_from(DIRECTIONS), held.seen_from(DIRECTIONS)
+        best = min(ridges, key=lambda each: tried.error(fitted.solved(each, U)))
     change = most.plus(held).solved(best, U)
     weight_DW.add_((change[:U] if basis_WU is None else basis_WU @ change[:U]).T)
     if bias_D is not None:
@@ -184,6 +188,14 @@ class _Sums(NamedTuple):
 
     def plus(self, other: Self) -> Self:
         return type(self)(self.gram + other.gram, self.products + other.products)
+
+    def seen_from(self, directions: int) -> Self:
+        """Return the sums for this number of random directions of the outputs, if there are more outputs."""
+        D = self.products.shape[1]
+        if D <= directions:
+            return self
+        draw = torch.randn(D, directions, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+        return type(self)(self.gram, self.products @ draw.to(self.products))
 
     def solved(self, ridge: float, num_weights: int) -> Tensor:
         """Return the change of the map for this ridge as one matrix: V for the weight and, if the map has a bias, c as
