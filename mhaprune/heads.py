@@ -19,15 +19,23 @@ if TYPE_CHECKING:
 
 
 class Site(StrEnum):
-    """The three kinds of attention layer in mhaprune's own encoder-decoder. Other models have sites with other
-    names."""
+    """The kinds of layers in mhaprune's own encoder-decoder: three of attention, and the hidden neurons of feed-forward
+    layers. Other models have sites with other names."""
 
     ENCODER_SELF = "encoder_self"
     DECODER_SELF = "decoder_self"
     CROSS = "cross"
+    ENCODER_NEURON = "encoder_neuron"
+    DECODER_NEURON = "decoder_neuron"
 
 
-SITES = {"encoder_self": "encoder self-attention", "decoder_self": "decoder self-attention", "cross": "cross-attention"}
+SITES = {
+    "encoder_self": "encoder self-attention",
+    "decoder_self": "decoder self-attention",
+    "cross": "cross-attention",
+    "encoder_neuron": "encoder neurons",
+    "decoder_neuron": "decoder neurons",
+}
 """The sites of the project's own model in order, with their names in figures."""
 
 
@@ -37,7 +45,7 @@ def block_label(site: str, layer: int) -> str:
 
 
 class BlockId(NamedTuple):
-    """One attention layer: a site and its number in the stack."""
+    """One layer of units, as an attention layer is of heads: a site and its number in the stack."""
 
     site: str
     layer: int

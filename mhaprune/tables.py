@@ -100,12 +100,17 @@ def join_names(heads: Iterable[object]) -> str:
     return " ".join(map(str, heads))
 
 
+LISTED = 32
+"""The largest number of units of a block that a sentence lists."""
+
+
 def by_block(heads: Iterable[HeadId]) -> str:
-    """Return heads as text, block by block: `encoder_self.0: 1 2, cross.1: 0`."""
+    """Return heads as text, block by block: `encoder_self.0: 1 2, cross.1: 0`. Of many, only their number is said."""
     by_name: dict[str, list[str]] = {}
     for head in heads:
         by_name.setdefault(f"{head.site}.{head.layer}", []).append(str(head.head))
-    return ", ".join(f"{block}: {' '.join(numbers)}" for block, numbers in by_name.items())
+    lists = {block: " ".join(each) if len(each) <= LISTED else f"{len(each)} units" for block, each in by_name.items()}
+    return ", ".join(f"{block}: {words}" for block, words in lists.items())
 
 
 def named(heads: pd.DataFrame) -> list[HeadId]:

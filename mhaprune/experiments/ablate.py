@@ -86,7 +86,7 @@ def say_ablation(tables: Tables) -> Iterator[str]:
             yield f"After {row['recovery']} {count_words(0, tables)} can be removed."
     for row in (best, *recovered):
         if row["heads_removed"]:
-            yield _which(row)
+            yield _which(row, units)
     yield from shift_sentences(tables)
     sure = any(surely_words(row, tables) for row in (best, *recovered) if row["heads_removed"])
     yield from caveats(tables, best, sure, "recovered")
@@ -98,11 +98,11 @@ def _surely(row: Mapping[str, Any], tables: Tables) -> str:
     return f" ({words})" if words else ""
 
 
-def _which(row: dict[Any, Any]) -> str:
+def _which(row: dict[Any, Any], units: str) -> str:
     """Return a sentence that names the removed heads."""
     names, after = by_block(head_names(row["removed"])), row["recovery"]
     which = "" if after == NOTHING else f" before {after}"
-    return f"The heads removed{which}, as chosen by {row['scorer']} (site.layer: heads, counted from 0): {names}."
+    return f"The {units} removed{which}, as chosen by {row['scorer']} (site.layer: heads, counted from 0): {names}."
 
 
 def map_of_heads(tables: Tables) -> Verdict:

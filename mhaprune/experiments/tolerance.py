@@ -109,9 +109,8 @@ def numbers_of_summary(summary: pd.DataFrame, tables: Tables) -> list[Number]:
             ]
             continue
         surely = surely_words(row, tables) if count else ""
-        ends = (
-            f"95 % interval {_percent(row, QUALITY, '_low', '_high')}; {_percent(row, 'dense_quality')} with all heads"
-        )
+        ends = f"95 % interval {_percent(row, QUALITY, '_low', '_high')}; {_percent(row, 'dense_quality')} with all"
+        ends += f" {unit_name(tables)}"
         quartiles = f"{timed_name(tables)}; quartiles {row['speedup_q1']:.2f} to {row['speedup_q3']:.2f}"
         numbers += [
             Number(what, count, float(total), after, 0.0, float(total), surely),

@@ -117,12 +117,12 @@ def restore(
     """
     with foreign(f"model_file={saved.path}: damaged"):
         with torch.device("meta"):  # its settings may say any size, which takes no memory here
-            sketch = Seq2Seq(config, vocabulary_size, gate, HeadGrid(config.blocks, saved.heads))
+            sketch = Seq2Seq(config, vocabulary_size, gate, HeadGrid(config.grid.blocks, saved.heads))
         wanted = {name: value.shape for name, value in sketch.state_dict().items()}
         found = {name: value.shape for name, value in saved.weights.items() if isinstance(value, Tensor)}
         if wrong := [name for name in wanted | saved.weights if wanted.get(name) != found.get(name)]:
             raise ValueError(f"its weights do not fit: {', '.join(map(str, wrong[:3]))}")
-        model = Seq2Seq(config, vocabulary_size, gate, HeadGrid(config.blocks, saved.heads)).to(device)
+        model = Seq2Seq(config, vocabulary_size, gate, HeadGrid(config.grid.blocks, saved.heads)).to(device)
         model.load_state_dict(saved.weights)
         if weights_digest(model) != saved.digest:
             raise ValueError("its weights are not those that were saved")

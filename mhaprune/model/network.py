@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from mhaprune.attention.gates import GateConfig
 from mhaprune.attention.layer import MultiHeadAttention, Projection, padding_bias, project_together
 from mhaprune.data import PAD
-from mhaprune.heads import BlockId, HeadGrid, Site
+from mhaprune.heads import BlockId, HeadGrid, HeadId, Site
 from mhaprune.settings.ranges import Checked, Ge, Lt, Within
+
+NEURONS = (Site.ENCODER_NEURON, Site.DECODER_NEURON)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Transformer(Checked):
     """True if one matrix embeds the target and also predicts it (Press & Wolf 2017)."""
     max_length: Annotated[int, Ge(1)] = 64
     """Longest source or target in tokens, with the end of sequence."""
+    units: tuple[Literal["head", "neuron"], ...] = ("head",)
+    """What is scored and removed: attention heads, hidden neurons of the feed-forward parts, or both."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,16 +55,33 @@ class Transformer(Checked):
         if self.head_dim is None and self.d_model % self.num_heads:
             allowed = ", ".join(str(h) for h in range(1, self.d_model + 1) if self.d_model % h == 0)
             raise ValueError(f"num_heads={self.num_heads}: must divide d_model={self.d_model}, so one of {allowed}")
+        if not self.units:
+            raise ValueError("units=[]: must name head, neuron or both")
 
     @property
-    def blocks(self) -> tuple[BlockId, ...]:
-        """The attention blocks, in the order of the grid."""
+    def sizes(self) -> dict[BlockId, int]:
+        """The number of units of every block of a whole network: heads of attention, neurons of a feed-forward part."""
         layers = {
             Site.ENCODER_SELF: self.num_encoder_layers,
             Site.DECODER_SELF: self.num_decoder_layers,
             Site.CROSS: self.num_decoder_layers,
+            Site.ENCODER_NEURON: self.num_encoder_layers,
+            Site.DECODER_NEURON: self.num_decoder_layers,
         }
-        return tuple(BlockId(site, layer) for site, count in layers.items() for layer in range(count))
+        return {
+            BlockId(site, layer): self.dim_feedforward if site in NEURONS else self.num_heads
+            for site, count in layers.items()
+            for layer in range(count)
+        }
+
+    @property
+    def grid(self) -> HeadGrid:
+        """The units of a whole network that are scored and removed."""
+        counted = {
+            block: n for block, n in self.sizes.items() if ("neuron" if block.site in NEURONS else "head") in self.units
+        }
+        heads = (HeadId(*block, n) for block, count in counted.items() for n in range(count))
+        return HeadGrid(tuple(counted), tuple(heads))
 
     def bytes_to_train(self, vocabulary_size: int) -> int:
         """Estimate the memory for weights, gradients and both moments of the optimiser, in float32."""
@@ -208,7 +229,7 @@ def sinusoids(length: int, d_model: int) -> Tensor:
 class EncoderDecoder(nn.Module):
     """An encoder-decoder transformer (Vaswani et al. 2017) with layer normalisation before each sublayer (pre-LN).
 
-    It has the heads of `grid`, by default `num_heads` in each block; `gate` makes a learned gate for each block, None
+    It has the units of `grid`, by default all of the config; `gate` makes a learned gate for each block, None
     makes none. A new network is in evaluation mode.
     """
 
@@ -221,27 +242,31 @@ class EncoderDecoder(nn.Module):
         self, config: Transformer, vocabulary_size: int, gate: GateConfig | None = None, grid: HeadGrid | None = None
     ) -> None:
         super().__init__()
-        grid = HeadGrid.full(config.blocks, config.num_heads) if grid is None else grid
+        grid = config.grid if grid is None else grid
         d_model, dropout = config.d_model, config.dropout
         self.config, self.head_dim = config, config.width_per_head
         self.source_embedding = nn.Embedding(vocabulary_size, d_model)
         self.target_embedding = nn.Embedding(vocabulary_size, d_model)
         self.register_buffer("positions", sinusoids(config.max_length, d_model))
-        heads = dict(zip(grid.blocks, grid.sizes, strict=True))
+        sizes = config.sizes | dict(zip(grid.blocks, grid.sizes, strict=True))
 
         def attention(site: Site, layer: int) -> AttentionSublayer:
             block = BlockId(site, layer)
-            return AttentionSublayer(block, d_model, heads[block], config.width_per_head, dropout, gate)
+            return AttentionSublayer(block, d_model, sizes[block], config.width_per_head, dropout, gate)
 
-        def feed_forward() -> FeedForward:
-            return FeedForward(d_model, config.dim_feedforward, dropout)
+        def feed_forward(site: Site, layer: int) -> FeedForward:
+            return FeedForward(d_model, sizes[BlockId(site, layer)], dropout)
 
         encoder = nn.ModuleList(
-            EncoderLayer(attention(Site.ENCODER_SELF, layer), feed_forward())
+            EncoderLayer(attention(Site.ENCODER_SELF, layer), feed_forward(Site.ENCODER_NEURON, layer))
             for layer in range(config.num_encoder_layers)
         )
         decoder = nn.ModuleList(
-            DecoderLayer(attention(Site.DECODER_SELF, layer), attention(Site.CROSS, layer), feed_forward())
+            DecoderLayer(
+                attention(Site.DECODER_SELF, layer),
+                attention(Site.CROSS, layer),
+                feed_forward(Site.DECODER_NEURON, layer),
+            )
             for layer in range(config.num_decoder_layers)
         )
         self.encoder, self.decoder = cast("Sequence[EncoderLayer]", encoder), cast("Sequence[DecoderLayer]", decoder)

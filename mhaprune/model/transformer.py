@@ -16,10 +16,17 @@ from mhaprune.data import EOS, PAD, Examples, shift_right
 from mhaprune.heads import BlockId, HeadGrid, Site
 from mhaprune.measure.outcomes import BATCH_SIZE, measure
 from mhaprune.model.decoding import Step, attention_step, decode_greedily
-from mhaprune.model.network import EncoderDecoder, Transformer
+from mhaprune.model.network import NEURONS, EncoderDecoder, Transformer
 from mhaprune.subject import AnswerOutcome, Outcome
-from mhaprune.wrapping.blocks import Block, block_of
+from mhaprune.wrapping.blocks import Block, Rows, Source, block_of, neighbours
 from mhaprune.wrapping.gated import GatedModel
+
+
+def neurons_of(path: str, names: tuple[int, ...]) -> Block:
+    """Return the block of the neurons of the `FeedForward` at `path`."""
+    columns = neighbours(len(names), len(names))
+    made_by = (Source(Rows(f"{path}.1", columns), tuple(range(len(names)))),)
+    return Block(path, f"{path}.4", columns, made_by, "neuron", attends=False, names=names)
 
 
 class Seq2Seq(EncoderDecoder, GatedModel):
@@ -32,23 +39,25 @@ class Seq2Seq(EncoderDecoder, GatedModel):
     def __init__(
         self, config: Transformer, vocabulary_size: int, gate: GateConfig | None = None, grid: HeadGrid | None = None
     ) -> None:
-        grid = HeadGrid.full(config.blocks, config.num_heads) if grid is None else grid
+        grid = config.grid if grid is None else grid
         super().__init__(config, vocabulary_size, gate, grid)
         self.names, self.whole = grid.blocks, grid
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:  # type: ignore[override]
-        """The descriptions of the attention blocks of the network as it was built. They are made at the first use."""
+        """The descriptions of the blocks of the network as it was built. They are made at the first use."""
         paths = {module: path for path, module in self.named_modules()}
         sublayers = self.attention_sublayers()
-        return tuple(
-            block_of(
-                *(sublayers[name].attention, paths[sublayers[name].attention], paths[sublayers[name]]),
-                cross=name.site == Site.CROSS,
-                names=tuple(self.whole.heads[at].head for at in self.whole.positions(name)),
-            )
-            for name in self.names
-        )
+
+        def described(name: BlockId) -> Block:
+            names = tuple(self.whole.heads[at].head for at in self.whole.positions(name))
+            if name.site in NEURONS:
+                side = "encoder" if name.site == Site.ENCODER_NEURON else "decoder"
+                return neurons_of(f"{side}.{name.layer}.feed_forward", names)
+            attention, path = sublayers[name].attention, paths[sublayers[name]]
+            return block_of(attention, paths[attention], path, cross=name.site == Site.CROSS, names=names)
+
+        return tuple(map(described, self.names))
 
     @property
     def module(self) -> nn.Module:
@@ -85,9 +94,9 @@ class Seq2Seq(EncoderDecoder, GatedModel):
 
     def unread(self) -> list[BlockId]:
         """Return the blocks of the encoder if no cross-attention has a head left; else none."""
-        if any(self.by_name[name].heads for name in self.names if name.site == Site.CROSS):
+        if any(layer.cross.attention.num_heads for layer in self.decoder):
             return []
-        return [name for name in self.names if name.site == Site.ENCODER_SELF]
+        return [name for name in self.names if name.site in (Site.ENCODER_SELF, Site.ENCODER_NEURON)]
 
     @torch.no_grad()
     def answered(self, data: Examples) -> Examples:
@@ -148,10 +157,10 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         S, T, D = batch.source.shape[1], batch.target.shape[1], self.config.d_model
         lengths: dict[str, tuple[int, int]] = {Site.ENCODER_SELF: (S, S), Site.DECODER_SELF: (T, T), Site.CROSS: (T, S)}
         multiply_adds = T * D * self.output.out_features
-        for block, heads in zip(self.grid.blocks, self.grid.sizes, strict=True):
+        for block, units in (self.config.sizes | dict(zip(self.grid.blocks, self.grid.sizes, strict=True))).items():
+            if block.site in NEURONS:
+                multiply_adds += 2 * D * units * (S if block.site == Site.ENCODER_NEURON else T)
+                continue
             queries, keys = lengths[block.site]
-            width = heads * self.head_dim
-            multiply_adds += width * (2 * D * (queries + keys) + 2 * queries * keys)
-        feed_forward = 2 * D * self.config.dim_feedforward
-        multiply_adds += feed_forward * (len(self.encoder) * S + len(self.decoder) * T)
+            multiply_adds += units * self.head_dim * (2 * D * (queries + keys) + 2 * queries * keys)
         return 2 * len(batch) * multiply_adds

@@ -120,7 +120,7 @@ def scorers_for(scorer: Scorer, kept: Sequence[int], num_heads: int, again: bool
 
 def plan_words(plan: Plan) -> str:
     """Return a plan in words, for the progress line."""
-    return f"{plan.scorer}, {len(plan.mask.removed)} of {len(plan.mask.grid)} heads removed"
+    return f"{plan.scorer}, {len(plan.mask.removed)} of {len(plan.mask.grid)} removed"
 
 
 def plan_columns(plan: Plan) -> dict[str, Any]:

@@ -192,7 +192,7 @@ class _Sums(NamedTuple):
     def seen_from(self, directions: int) -> Self:
         """Return the sums for this number of random directions of the outputs, if there are more outputs."""
         D = self.products.shape[1]
-        if D <= directions:
+        if directions >= D:
             return self
         draw = torch.randn(D, directions, generator=torch.Generator().manual_seed(0), dtype=torch.double)
         return type(self)(self.gram, self.products @ draw.to(self.products))

@@ -1,6 +1,7 @@
 """The map of heads: which heads stay and which can be removed, by the tables of an experiment."""
 
 import textwrap
+from collections.abc import Mapping
 from math import isnan
 from typing import Any, NamedTuple
 
@@ -10,12 +11,12 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from mhaprune.heads import block_label
 from mhaprune.reporting.heat_map import MATTERS, write_inside
 from mhaprune.reporting.plots import COLOURS, Plot, amount
-from mhaprune.tables import REFERENCE, blocks_in, named
+from mhaprune.tables import BLOCK, REFERENCE, blocks_in, named
 
 REMOVED = "removed"
 """The text in the column `name` for a head that was removed before the run."""
@@ -50,6 +51,8 @@ class SmallMap(NamedTuple):
 
 KINDS = {"1": "fill:var(--mark,#0072B2)", "0": "fill:none;stroke:#8c8c8c"}
 """The looks of squares in a thumbnail: heads that stay and heads that are removed."""
+BAR = 12
+"""The number of squares of a bar in a thumbnail."""
 
 
 def thumbnail(small: SmallMap | None, tile: int = 7) -> Markup:
@@ -72,7 +75,15 @@ def in_small(verdict: Verdict) -> SmallMap:
     heads = verdict.heads
     for site, layer, head, stays in zip(heads["site"], heads["layer"], heads["head"], heads["stays"], strict=True):
         rows.setdefault((site, layer), {})[int(head)] = "1" if stays else "0"
-    return SmallMap(verdict.title, ["".join(row.get(i, " ") for i in range(max(row) + 1)) for row in rows.values()])
+    return SmallMap(verdict.title, [_squares(row) for row in rows.values()])
+
+
+def _squares(row: Mapping[int, str]) -> str:
+    """Return a square per unit; of many units, a row of squares of which the same share is full."""
+    if len(row) <= MOST_TILES:
+        return "".join(row.get(i, " ") for i in range(max(row) + 1))
+    full = round(BAR * [*row.values()].count("1") / len(row))
+    return "1" * full + "0" * (BAR - full)
 
 
 PALE = "#eaf2fa"
@@ -81,6 +92,8 @@ LIGHTEST = 0.3
 """The palest colour of a head that stays, so that it never looks like a head that can be removed."""
 TALLEST = 14.0
 """Height of all rows together, in inches, above which each row is drawn lower."""
+MOST_TILES = 64
+"""Largest number of units in a block that have a tile each. More of them, as of neurons, are one bar."""
 MOST_NAMED = 8
 """Largest number of heads in a block whose names are written. With more, letters would be too small on a page."""
 LETTER, SMALL_LETTER = 0.112, 0.078
@@ -96,25 +109,31 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     heads, scorer, title, meaning, together, tables = verdict
     heads = heads.assign(digits=["" if isnan(score) else amount(score) for score in heads["score"]])
     heads["undecided"] = heads.get("undecided", pd.Series(False, heads.index))
-    rows, numbers = blocks_in(heads), sorted(heads["head"].unique())  # a group has the number of its first head
-    columns = len(numbers)
+    rows = blocks_in(heads)
+    counts = heads.groupby(BLOCK, sort=False)["stays"].agg(["sum", "size"])
+    bars = {block: (int(stay), int(size)) for block, stay, size in counts.itertuples() if size > MOST_TILES}
+    heads = heads[[block not in bars for block in heads[BLOCK].itertuples(index=False, name=None)]]
+    numbers = sorted(heads["head"].unique())  # a group has the number of its first head
+    columns = len(numbers) or MOST_NAMED
     if 0.55 * len(rows) > TALLEST or columns > MOST_NAMED:  # low or narrow tiles have no room for a second line
         heads["name"] = heads["name"].where(heads["name"] == REMOVED, "")
     named = (heads["name"] != "").any()
-    longest = max(heads["name"].str.len().max(), 6)
+    longest = max([6, *heads["name"].str.len()])
     width = max(1.8 + (0.15 + SMALL_LETTER * longest) * columns, min(LETTER * len(title), LONGEST))
     words = textwrap.fill(title.replace(" %", "\u00a0%"), int(width / LETTER))
     height = 1.15 + 0.2 * words.count("\n") + min(0.55 * len(rows), max(TALLEST, 0.26 * len(rows)))
     figure = Figure(figsize=(width, height))
     axes = figure.add_subplot()
-    highest = heads["score"].max()
+    highest = heads["score"].max() if len(heads) else 0
     shade = PowerNorm(0.5, 0, highest if highest > 0 else 1.0)
     for _, head in heads.iterrows():
         share = 0.5 if isnan(head["score"]) else float(shade(max(head["score"], 0.0)))
         place = numbers.index(head["head"]), rows.index((head["site"], head["layer"]))
         _tile(axes, head, place, LIGHTEST + (1 - LIGHTEST) * share, together)
-    axes.set(xlim=(-0.5, columns - 0.5), ylim=(len(rows) - 0.5, -0.5), xlabel="head")
-    axes.set_xticks(range(columns), numbers)
+    for block, (stay, size) in bars.items():
+        _bar(axes, stay, size, rows.index(block), columns)
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(len(rows) - 0.5, -0.5), xlabel="head" if numbers else "")
+    axes.set_xticks(range(len(numbers)), numbers)
     axes.set_yticks(range(len(rows)), [block_label(*row) for row in rows])
     axes.tick_params(length=0)
     axes.grid(visible=False)
@@ -132,6 +151,8 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     alt = f"{title}. Stay: {_list(stays) or 'none'}. {can_go}: {_list(goes[~gone]) or 'none'}."
     alt += f" Not decided: {_list(undecided)}." if len(undecided) else ""
     alt += f" Removed already: {_list(goes[gone])}." if gone.any() else ""
+    alt += "".join(f" Of {block_label(*block)}, {stay} of {size} stay." for block, (stay, size) in bars.items())
+    caption += " A bar is a block of many units; its full part is the share of them that stays." if bars else ""
     return Plot("matter", caption, figure, alt, tables=tables)
 
 
@@ -148,6 +169,18 @@ def _tile(axes: Axes, head: pd.Series, place: tuple[int, int], depth: float, tog
     words = "\n".join(filter(None, [head["digits"], head["name"]])) or ("stays" if head["stays"] else "goes")
     weight = "bold" if head["stays"] else "normal"
     write_inside(axes, *place, words, fontsize=9, color=ink, fontweight=weight)
+
+
+def _bar(axes: Axes, stay: int, size: int, row: int, columns: int) -> None:
+    """Draw the share of many units that stay."""
+    for start, end, look in (
+        (0.0, stay / size, {"facecolor": matplotlib.colormaps[MATTERS](LIGHTEST), "edgecolor": "none"}),
+        (stay / size, 1.0, {"facecolor": "none", "edgecolor": "#8c8c8c", "linestyle": (0, (3, 2))}),
+    ):
+        if end > start:
+            corner, width = -0.45 + start * (columns - 0.1), (end - start) * (columns - 0.1)
+            axes.add_patch(Rectangle((corner, row - 0.42), width, 0.84, **look))
+    write_inside(axes, columns / 2 - 0.5, row, f"{stay:,} of {size:,} stay", fontsize=9, fontweight="bold")
 
 
 def _list(heads: pd.DataFrame) -> str:

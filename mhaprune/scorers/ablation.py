@@ -14,6 +14,9 @@ from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.prediction import PASSES, Prediction
 from mhaprune.subject import Batch, Fallback, Subject
 
+LARGEST = 2**26
+"""The largest number of gates of all masks that are measured together: those of neurons may fill the memory."""
+
 
 @dataclass(frozen=True)
 class Ablation(Scorer):
@@ -32,8 +35,6 @@ class Ablation(Scorer):
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         num_heads = len(subject.grid)
-        gates_MN = all_open(subject, 1 + num_heads)
-        gates_MN[1:].fill_diagonal_(0.0)
         replacement: Replacement | None = None
         passes = 1 + num_heads
         if self.replace == "mean":
@@ -43,7 +44,12 @@ class Ablation(Scorer):
             replacement, passes = resample(examples, seed), passes + 1
         elif self.replace == "predicted":
             replacement, passes = predicted(subject, examples), passes + PASSES + 1
-        loss_ME = measure_masks(subject, examples, gates_MN, replacement).loss.double()
+        parts = []
+        for rows in torch.arange(1 + num_heads).split(max(1, LARGEST // max(1, num_heads))):  # the first closes nothing
+            gates_MN = all_open(subject, len(rows))
+            gates_MN[rows > 0, rows[rows > 0] - 1] = 0.0
+            parts.append(measure_masks(subject, examples, gates_MN, replacement).loss.double())
+        loss_ME = torch.cat(parts)
         return Scores.mean_over_examples((loss_ME[1:] - loss_ME[0]).T, passes)
 
 

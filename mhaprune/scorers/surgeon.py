@@ -18,7 +18,6 @@ from mhaprune.scorers.prediction import in_passes, inverse_covariances
 from mhaprune.settings.ranges import Gt, Within
 from mhaprune.subject import Subject
 
-
 FULL = 0.8
 """The share of the units in a tensor below which those that are gone are taken out of it."""
 

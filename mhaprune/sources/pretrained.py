@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -55,6 +55,8 @@ class Pretrained(Checked, ABC):
     texts that heads are scored on; these are few, so fine-tuning soon overfits them."""
     max_length: Annotated[int, Ge(1)] = 128
     """The largest number of tokens of a text; longer texts are cut."""
+    units: tuple[Literal["head", "neuron"], ...] = ("head",)
+    """What is scored and removed: attention heads, hidden neurons of feed-forward layers, or both."""
     save: bool = False
     """Whether `experiment=prune` saves the pruned models, each as a folder that `mhaprune.load` reads."""
 
@@ -128,7 +130,8 @@ class PretrainedSource(ModelSource):
         """The wrapped model, whose heads are proved."""
         read = self.loaded
         model, (loss, quality) = read.model.to(self.device).eval(), read.objective
-        found = understand(model, loss, read.splits, quality, call=read.call, seed=self.seed, cache=self.cache)
+        how: Any = {"call": read.call, "seed": self.seed, "cache": self.cache, "units": self.model.units}
+        found = understand(model, loss, read.splits, quality, **how)
         log.info("%s: %r", self.name, found)
         subject, splits = found.subject, found.splits
         here = {name: split.converted(subject.device, subject.dtype) for name, split in splits.items()}

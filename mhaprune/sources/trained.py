@@ -25,6 +25,7 @@ from mhaprune.settings.options import describe, option_name
 from mhaprune.settings.refusals import BROUGHT, foreign
 from mhaprune.sources.source import ModelSource
 from mhaprune.storage.cache import Cache, code_digests, data_digest, weights_digest
+from mhaprune.tables import UNITS
 from mhaprune.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class TrainedSource(ModelSource):
     @property
     def grid(self) -> HeadGrid:
         """The heads that the model will have."""
-        full = HeadGrid.full(self.model.blocks, self.model.num_heads)
+        full = self.model.grid
         return full if self.saved is None else HeadGrid(full.blocks, self.saved.heads)
 
     @property
@@ -141,7 +142,7 @@ class TrainedSource(ModelSource):
 
         return Study(
             subject=network,
-            whole_grid=HeadGrid.full(self.model.blocks, self.model.num_heads),
+            whole_grid=self.model.grid,
             splits=splits,
             training=self.training,
             extra_steps=steps_since,
@@ -152,6 +153,7 @@ class TrainedSource(ModelSource):
             trained_with=with_what,
             task=self.task,
             example=self.example,
+            words={} if network.counted == "heads" else {UNITS: network.counted},
         )
 
     @cached_property
@@ -209,8 +211,10 @@ class TrainedSource(ModelSource):
 
     def _key(self, splits: Splits[Examples]) -> dict[str, Any]:
         """Return everything that decides the weights after training: settings, code, data, device, torch."""
+        settings = {name: describe(getattr(self, name)) for name in ("model", "gate", "training", "seed")}
+        settings["model"].pop("units")  # which training does not read
         return {
-            **{name: describe(getattr(self, name)) for name in ("model", "gate", "training", "seed")},
+            **settings,
             "vocabulary_size": len(self.task.vocabulary),
             "data": [data_digest(splits.train), data_digest(splits.valid)],
             "sources": code_digests(*COMPUTES, *([] if self.gate is None else [type(self.gate).__module__])),

@@ -78,6 +78,12 @@ class GatedModel(ABC):
         return grid_of(self.names, self.blocks)
 
     @property
+    def counted(self) -> str:
+        """The word for the things that the grid counts."""
+        kinds = {block.kind for block in self.blocks}
+        return "heads" if kinds <= {"head"} else "neurons" if kinds == {"neuron"} else "units"
+
+    @property
     def device(self) -> torch.device:
         return self._a_weight.device
 

@@ -240,18 +240,15 @@ def _comparable(subject: GatedModel, few: Batch) -> tuple[Any, Tensor]:
 
 
 def _masks(subject: GatedModel, names: Sequence[BlockId]) -> Iterator[HeadMask]:
-    """Yield the masks of the proof. All these blocks lose heads, each another number of them, and the last one loses
-    all. A mask touches as many blocks as have `TOUCHED` weights left, because what it cuts is copied."""
+    """Yield the masks of the proof. All these blocks lose heads, each another number of them, and keep some, so that
+    heads with the weights of others are seen. A mask touches as many blocks as have `TOUCHED` weights left, because
+    what it cuts is copied. Under the last one, a block loses all its heads."""
     everything, grid = HeadMask(subject.grid), subject.grid
     of_block = [(name, heads) for name in names if (heads := [grid.heads[n] for n in grid.positions(name)])]
     held = dict(zip(grid.blocks, (float(part.sum()) for part in subject.held_weights().split(grid.sizes)), strict=True))
     gone, touched = list[HeadId](), 0.0
     for i, (name, heads) in enumerate(of_block):
         lost = _lost(heads, i)
-        if i == len(of_block) - 1:
-            if not i:
-                yield everything.without(*lost)
-            lost = heads
         copied = held[name] * (1 - len(lost) / len(heads))
         if gone and touched + copied > TOUCHED:
             yield everything.without(*gone)
@@ -259,13 +256,14 @@ def _masks(subject: GatedModel, names: Sequence[BlockId]) -> Iterator[HeadMask]:
         gone += lost
         touched += copied
     yield everything.without(*gone)
+    yield everything.without(*of_block[-1][1])
 
 
 def _lost(heads: Sequence[HeadId], number: int) -> Sequence[HeadId]:
     """Return the heads that the block with this number loses. Of many units about seven eighths go, drawn at random:
     so each is paired with its weights, and what is left to copy is small."""
     if len(heads) <= MANY:
-        return heads[: 1 + number % len(heads)]
+        return heads[: 1 + number % max(1, len(heads) - 1)]
     left = len(heads) // 8 - number % (len(heads) // 8)
     return [heads[n] for n in torch.randperm(len(heads), generator=torch.Generator().manual_seed(number))[left:]]
 

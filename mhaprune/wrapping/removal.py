@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhaprune.attention.layer import MultiHeadAttention
+from mhaprune.attention.layer import MultiHeadAttention, Projection
 from mhaprune.wrapping.at_rest import HELD
 from mhaprune.wrapping.blocks import Block, Unsupported, block_of, neighbours, weight_of, within
 from mhaprune.wrapping.cuts import Cut
@@ -113,8 +113,9 @@ def remove_heads(
         else:
             left.append(block)  # see below
             generic.append((block, list(keep)))
-    dropped = _rows_to_drop([(block, keep or [0]) for block, keep in generic])
-    smaller = {block.out: _block_without(block, keep, dropped) for block, keep in generic}
+    staying = {block.out: _staying(model, block, keep) for block, keep in generic}
+    dropped = _rows_to_drop([(block, staying[block.out]) for block, _ in generic])
+    smaller = {block.out: _block_without(block, keep, staying[block.out], dropped) for block, keep in generic}
     left = [smaller.get(block.out, block) for block in left]
     widths: dict[str, tuple[int, int]] = {}
     for path, rows in dropped.items():
@@ -125,11 +126,11 @@ def remove_heads(
         widths[path] = (width, width - len(rows))
     for block, keep in generic:
         out: Any = model.get_submodule(block.out)
-        stay = keep or [0]
+        stay = staying[block.out]
         reading = {column for head in block.columns for column in head}
         others = [column for column in range(weight_of(out).shape[1]) if column not in reading]
         resize(out, columns=[column for h in stay for column in block.columns[h]] + others)
-        if not keep:
+        if stay and not keep:
             weight_of(out).data[:, : len(block.columns[0])] = 0
             cut.attributes[block.out] = {"silent_columns": len(block.columns[0])}
         cut.shapes[block.out] = list(out.weight.shape)
@@ -187,12 +188,16 @@ def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int
     store(module, as_stored.contiguous(), bias)
 
 
-def _block_without(block: Block, keep: Sequence[int], dropped: Mapping[str, set[int]]) -> Block:
-    """Return the block as it is when only the heads `keep` are left, and these rows of linear modules are dropped.
+def _staying(model: nn.Module, block: Block, keep: Sequence[int]) -> list[int]:
+    """Return the units that weights are kept for. A block without heads has one silent head, which outputs only zeros
+    and does not count as a head; only a layer of ours can be empty."""
+    return list(keep) or ([] if isinstance(model.get_submodule(block.out), Projection) else [0])
 
-    A block without heads has one silent head. It outputs only zeros and does not count as a head.
-    """
-    stay, K = list(keep) or [0], block.head_dim
+
+def _block_without(block: Block, keep: Sequence[int], stay: Sequence[int], dropped: Mapping[str, set[int]]) -> Block:
+    """Return the block as it is when only the heads `keep` are left, weights for `stay`, and these rows of linear
+    modules are dropped."""
+    K = block.head_dim
     gone = {source.rows.path: sorted(dropped[source.rows.path]) for source in block.made_by}
 
     def place(path: str, row: int) -> int:

@@ -13,7 +13,6 @@ from mhaprune.heads import BlockId, HeadGrid, HeadId, HeadMask
 from mhaprune.wrapping.blocks import Block, Unsupported
 
 COUNTED = {
-    "head": "heads",
     "group": "key-value groups",
     "block": "attention layers",
     "call": "heads of single calls",

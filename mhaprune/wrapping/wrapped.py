@@ -77,9 +77,7 @@ class WrappedModel(GatedModel):
 
     @property
     def counted(self) -> str:
-        """The word for the things that the grid counts."""
-        kinds = {block.kind for block in self.blocks}
-        return COUNTED[self.unit] if kinds <= {"head"} else "neurons" if kinds == {"neuron"} else "units"
+        return COUNTED[self.unit] if self.unit != "head" else super().counted
 
     @property
     def module(self) -> nn.Module:

@@ -58,6 +58,21 @@ def evaluate(file: Path, folder: Path) -> list[str]:
     return ["experiment=evaluate", f"model_file={file}", *output]
 
 
+def test_neurons_need_no_other_training_and_are_saved_by_name(study: Study, cache: Path, tmp_path: Path) -> None:
+    trained = sorted(cache.glob("trained*"))
+    settings = ["experiment=train", *LEARNT, f"cache={cache}"]
+    both = build(compose(*settings, "model.units=[head,neuron]")).study()
+    assert trained
+    assert sorted(cache.glob("trained*")) == trained
+    assert torch.equal(both.subject.outputs(study.splits.report), study.subject.outputs(study.splits.report))
+    small = both.subject.without(HeadMask(both.subject.grid).without("cross.0.0", "encoder_neuron.0.3"))
+    (tmp_path / "small.pt").write_bytes(both.saved("model", small)["model.pt"])
+    read = build(compose("experiment=evaluate", f"model_file={tmp_path / 'small.pt'}", f"cache={cache}")).study()
+    assert read.subject.grid == small.grid
+    assert torch.equal(read.subject.outputs(study.splits.report), small.outputs(study.splits.report))
+    assert both.words == read.words == {"units": "units"}
+
+
 @pytest.mark.parametrize(
     "call", [partial(run_here, main), *slow(partial(run_script, "run.py"))], ids=["here", "process"]
 )

@@ -53,6 +53,25 @@ def test_masked_equals_removed_in_two_steps(model: Seq2Seq, batch: Examples, whi
         assert [heads.shape[1] for heads in seen.values()] == list(smaller.grid.sizes)
 
 
+NEURONS = Transformer(d_model=8, num_heads=2, dim_feedforward=5, units=("head", "neuron"))
+
+
+@pytest.mark.parametrize("left", ["some", "no neuron of a layer", "none"])
+def test_neurons_of_our_network_are_removed_as_its_heads_are(left: str, batch: Examples) -> None:
+    torch.manual_seed(0)
+    model = Seq2Seq(NEURONS, 30).double()
+    assert model.grid.sizes == (2,) * 6 + (5,) * 4
+    kept = {"some": lambda n: n % 3, "no neuron of a layer": lambda n: n < 12 or n > 16, "none": lambda n: False}[left]
+    mask = HeadMask(model.grid, frozenset(unit for n, unit in enumerate(model.grid) if not kept(n)))
+    small = model.without(mask)
+    torch.testing.assert_close(small.call(batch), model.run_gated(batch, mask.gates().double()), rtol=0, atol=1e-12)
+    assert torch.equal(small.predict(batch), model.decode_greedily(batch.source, batch.target.shape[1], mask.gates()))
+    assert small.count_flops(batch) < model.count_flops(batch)
+    again = Seq2Seq(NEURONS, 30, grid=small.grid).double()
+    again.load_state_dict(small.state_dict())
+    assert torch.equal(again.call(batch), small.call(batch))
+
+
 def test_gates_per_token_close_a_head_where_they_say(model: Seq2Seq, batch: Examples) -> None:
     gates_BN = torch.rand(len(batch), len(model.grid), dtype=torch.float64)
     lengths = {block: valid.shape[1] for block, valid in model.queries(batch).items()}

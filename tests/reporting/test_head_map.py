@@ -14,7 +14,7 @@ from mhaprune.experiments.base import Experiment
 from mhaprune.experiments.explain.explain import Explain
 from mhaprune.experiments.prune.prune import Prune
 from mhaprune.heads import SITES
-from mhaprune.reporting.head_map import MOST_NAMED, PALE, Verdict, heads_that_matter
+from mhaprune.reporting.head_map import MOST_NAMED, PALE, Verdict, heads_that_matter, in_small
 from mhaprune.reporting.plots import STYLE
 from mhaprune.tables import Tables
 from support.figures import check_legible
@@ -129,3 +129,18 @@ def test_what_a_map_is_called(snapshot: Any) -> None:
         for left in (0.4, 0.9)
     }
     snapshot("head_maps", {case: [str(kind.head_map(own).title)] for case, (kind, own) in tables.items()})  # type: ignore[union-attr]
+
+
+def test_many_units_of_a_block_are_one_bar_of_the_share_that_stays() -> None:
+    """Thousands of tiles could not be read. A page's thumbnail has a short row for them."""
+    neurons = pd.DataFrame({"site": "neuron", "layer": 0, "head": range(80), "stays": [True] * 60 + [False] * 20})
+    heads = pd.DataFrame({"site": "cross", "layer": 0, "head": range(3), "stays": [True, False, True]})
+    both = pd.concat([heads, neurons], ignore_index=True).assign(score=1.0, name="")
+    for units, words in ((both, 3), (both.tail(80), 0)):
+        verdict = Verdict(units, "gate", "20 removed", "Gone.", tables=())
+        plot = heads_that_matter(verdict)
+        (axes,) = plot.figure.axes
+        assert [text.get_text() for text in axes.texts][words:] == ["60 of 80 stay"]
+        assert len(axes.patches) == words + 2
+        assert plot.alt.endswith("Of neuron 0, 60 of 80 stay.")
+        assert in_small(verdict).rows[-1] == "1" * 9 + "0" * 3

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.front.heads import Heads
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import output_difference
+from mhaprune.wrapping.block_proof import BlockProof
 from mhaprune.wrapping.blocks import Unsupported
+from mhaprune.wrapping.proofs import prove_removal
 
 WIDTH, HIDDEN = 8, 6
 Forward = Callable[["Layer", Tensor], Tensor]
@@ -112,6 +115,27 @@ def test_a_dead_neuron_is_idle_and_the_others_are_not() -> None:
     model[0].up.bias.data[[1, 4]] = -100.0
     heads = wrapped(model)
     assert set(map(str, heads.proven.without_effect)) == {"neuron.0.1", "neuron.0.4"}
+
+
+def test_neurons_that_are_paired_with_the_rows_of_others_are_not_removable() -> None:
+    """Of many neurons a random part goes in the proof: taking the first ones would not show it."""
+
+    class Wide(Layer):
+        def __init__(self) -> None:
+            super().__init__(LAYERS["relu"][0])
+            self.up, self.down = nn.Linear(WIDTH, 400), nn.Linear(400, WIDTH)
+
+    torch.manual_seed(0)
+    heads = wrapped(nn.Sequential(Wide(), Wide(), nn.Linear(WIDTH, 3)).eval(), ["neuron"])
+    assert repr(heads) == "800 neurons in 2 blocks, all with an effect, all removable"
+    for name, block in heads.subject.by_name.items():
+        (source,) = block.made_by
+        rows = source.rows.heads
+        turned = replace(source, rows=replace(source.rows, heads=(*rows[:150], *rows[151:250], rows[150], *rows[250:])))
+        blocks = [replace(block, made_by=(turned,)) if each is block else each for each in heads.subject.blocks]
+        proof = BlockProof(heads.subject, heads.splits.proof).recorded()
+        _, stuck = prove_removal(proof, heads.subject.changed(blocks=tuple(blocks)), "blocks")
+        assert name in stuck
 
 
 def test_a_state_that_others_read_is_no_layer_of_neurons() -> None:

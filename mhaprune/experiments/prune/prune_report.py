@@ -32,6 +32,7 @@ from mhaprune.tables import (
     head_names,
     quality_name,
     timed_name,
+    unit_name,
 )
 
 CONTROL: Any = {"linewidth": 4, "alpha": 0.45, "solid_capstyle": "round", "zorder": 1.5}
@@ -51,7 +52,7 @@ def say(tables: Tables) -> Iterator[str]:
                 f"{',' if i else ';'} {count_words(row['heads_removed'], tables)}{_after(row)}"
                 for i, row in enumerate(others)
             )
-            + f" ({right(best[QUALITY], tables)}; {dense} with all heads)."
+            + f" ({right(best[QUALITY], tables)}; {dense} with all {unit_name(tables)})."
         )
         if surely_words(best, tables):
             yield f"At 95 % confidence {count_words(best[SURE], tables)} can be removed{_after(best)}."

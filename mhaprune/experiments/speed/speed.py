@@ -1,7 +1,7 @@
 """Time models with and without heads, at several sizes."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated
 
@@ -10,7 +10,6 @@ import pandas as pd
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, the_one, with_proofs
 from mhaprune.experiments.speed import speed_report as report
 from mhaprune.experiments.speed.matchup import Matchup, Workload, evenly, scaled
-from mhaprune.heads import HeadGrid
 from mhaprune.inputs import Study
 from mhaprune.measure.times import device_name
 from mhaprune.progress import doing
@@ -80,8 +79,8 @@ class Speed(HeadBudgets):
 
     def sizes(self, study: Study) -> pd.DataFrame:
         """Return the table `speed`, of fresh models."""
-        config, device = study.subject.config, study.subject.device
-        full = HeadGrid.full(config.blocks, config.num_heads)
+        config, device = replace(study.subject.config, units=("head",)), study.subject.device
+        full = config.grid
         masks = [evenly(full, count) for count in heads_to_remove(self.shares, len(full))]
         longest = max(*self.source_lengths, *self.target_lengths)
         workloads = [Workload(*size) for size in product(self.batch_sizes, self.source_lengths, self.target_lengths)]

@@ -11,7 +11,16 @@ from mhaprune.reporting import plots
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, needs
 from mhaprune.reporting.sentences import right, share
-from mhaprune.tables import CHOOSE_QUALITY, QUALITY, QUARTILES, Tables, candidates, quality_name, timed_name
+from mhaprune.tables import (
+    CHOOSE_QUALITY,
+    QUALITY,
+    QUARTILES,
+    Tables,
+    candidates,
+    quality_name,
+    timed_name,
+    unit_name,
+)
 
 SIZE = ["batch_size", "source_length", "target_length"]
 NOISE = Line2D([], [], color=CONTROL_COLOUR, alpha=0.4, linewidth=7, label="noise: the whole model against itself")
@@ -89,10 +98,10 @@ def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
     if best["speedup_q1"] <= best["aa_ratio_q3"]:
         noise = f" That is no clear gain: the whole one against itself has {_quartiles(best, 'aa_ratio')}."
     return (
-        f"{among} the fastest has {int(best['heads_removed'])} of {int(best['heads_total'])} heads removed by"
-        f" {best['scorer']}: {best['latency_ms']:.2f} ms instead of {dense['latency_ms']:.2f},"
+        f"{among} the fastest has {int(best['heads_removed'])} of {int(best['heads_total'])} {unit_name(tables)}"
+        f" removed by {best['scorer']}: {best['latency_ms']:.2f} ms instead of {dense['latency_ms']:.2f},"
         f" {best['speedup']:.2f} times as fast ({_quartiles(best, 'speedup')}), and {right(best[QUALITY], tables)}"
-        f" ({share(dense[QUALITY])} with all heads).{noise}"
+        f" ({share(dense[QUALITY])} with all {unit_name(tables)}).{noise}"
     )
 
 
