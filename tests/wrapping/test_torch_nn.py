@@ -1,5 +1,6 @@
 """Attention of torch.nn and of a user's own modules."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -241,6 +242,17 @@ def test_rows_of_one_module_are_named_by_hand_and_cut() -> None:
     assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
     small = pruned(heads, {0: [0], 2: [1, 2]}, data[0])
     assert [small.layers[n].qkv.out_features for n in (0, 2)] == [3 * 3 * D // 4, 3 * 2 * D // 4]
+
+
+def test_rows_of_other_heads_are_seen_in_the_last_layer_too() -> None:
+    """A mask that removes all heads of a layer does not show which weights are whose."""
+    model, data = randomised(Stack(Fused, mlp, Fused)), [torch.randn(B, T, D)]
+    query, key, value = (Rows.part("qkv", n, of=3, heads=H, head_dim=D // H) for n in range(3))
+    right: Any = {"query": query, "key": key, "value": value, "counts": ["heads"]}
+    turned = right | {"value": replace(value, heads=(*value.heads[1:], value.heads[0]))}
+    blocks = [AttentionBlock(f"layers.{n}", "out", H, **parts) for n, parts in ((0, right), (2, turned))]
+    heads = wrap(model, square, score=data, blocks=blocks)
+    assert "removed differ" in heads.proven.why_not
 
 
 def test_attention_that_looks_only_ahead_is_attention() -> None:
