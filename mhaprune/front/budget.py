@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_type_hints
 
+import torch
 from torch import Tensor
 
 from mhaprune.front.given import least_of, named_scorers, scores_of
@@ -44,10 +45,11 @@ class Budget(Checked):
 
     keep: Number = None
     """A share of the heads (0.5), or a number of them (72). None means 0.5, if no other field says how many stay."""
-    of: Literal["units", "weights", "time"] = "units"
-    """The things that `keep` counts: heads, or the weights that heads hold, or the milliseconds that they take on this
-    machine, by an estimate. Then the heads with the lowest score per weight or millisecond are removed, until at most
-    this share or number of them is left."""
+    of: Literal["units", "weights", "operations", "time"] = "units"
+    """The things that `keep` counts: heads; or the weights that heads hold; or the products of numbers that they take
+    for one token, at the mean length of the *score* split; or the milliseconds that they take on this machine, by an
+    estimate. Then the heads with the lowest score per weight, product or millisecond are removed, until at most this
+    share or number of them is left."""
     cache_bytes: Number = None
     """In place of `keep`: as many heads stay as fit into a key-value cache of this size, a share of the dense model's,
     or bytes for one position of one example, as `Heads.cache_bytes` returns them."""
@@ -187,7 +189,10 @@ def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedu
     if first.in_time:
         return [mask_in_time(heads, each.wanted_ms, each.in_time, each.batch_size, masks) for each in budgets]
     if first.of != "units":
-        cost = heads.subject.held_weights() if first.of == "weights" else unit_costs(heads, first.batch_size)[1]
+        cost = unit_costs(heads, first.batch_size)[1] if first.of == "time" else heads.subject.held_weights()
+        if first.of == "operations":  # a weight is used once for a token; attention also reads all other tokens
+            read = [2 * block.head_dim * block.attends for block in heads.subject.blocks for _ in block.names]
+            cost = cost + heads.splits.score.lengths().double().mean() * torch.tensor(read)
         return masks([budget.kept_cost(float(cost.sum())) for budget in budgets], cost)
     if first.cache_bytes is None:
         return masks([budget.kept(heads, least) for budget in budgets])

@@ -77,7 +77,8 @@ class WrappedModel(GatedModel):
 
     @property
     def counted(self) -> str:
-        return COUNTED[self.unit] if self.unit != "head" else super().counted
+        several = self.unit == "block" and any(block.kind == "neuron" for block in self.blocks)
+        return "sublayers" if several else COUNTED.get(self.unit, super().counted)
 
     @property
     def module(self) -> nn.Module:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import mhaprune
 from mhaprune.attention.layer import MultiHeadAttention
@@ -86,6 +88,7 @@ def proved(heads: Heads, mask: HeadMask) -> None:
 def test_they_are_found_and_masked_equals_removed_once_and_twice(name: str) -> None:
     heads = wrapped(network(name))
     assert [block.kind for block in heads.subject.blocks] == ["head", "head", "neuron", "neuron"]
+    assert repr(heads.units("block")).startswith("4 sublayers in 4 blocks, all with an effect")
     assert list(map(str, heads.grid.blocks)) == ["attention.0", "attention.1", "neuron.0", "neuron.1"]
     for source, (path, rows) in zip(heads.subject.blocks[2].made_by, sorted(LAYERS[name][1].items()), strict=True):
         assert source.rows.path == f"0.{path}"
@@ -108,6 +111,24 @@ def test_alone_they_are_counted_as_neurons_and_all_of_a_layer_may_go(tmp_path: P
     read = mhaprune.load(tmp_path / "small", model=network("gated"))
     x = torch.randn(2, 5, WIDTH)
     assert torch.equal(read(x), small(x))
+
+
+def test_a_budget_of_operations_leaves_that_share_of_them() -> None:
+    """By the counter of torch; that biases count as products is a part in sixteen here."""
+    model, none = network("gated"), wrapped(network("gated")).mask(keep=0.0)
+    heads, x = wrapped(model), torch.randn(6, 5, WIDTH)
+
+    def counted(model: nn.Module) -> int:
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            model(x)
+        return counter.get_total_flops()
+
+    bare, whole = counted(heads.without(none).model), counted(model)
+    for keep in (0.25, 0.6):
+        left = counted(heads.prune(keep=keep, of="operations", by=torch.rand(len(heads.grid)).tolist()))
+        assert 0 <= keep - (left - bare) / (whole - bare) < 0.25, "at most one head less"
+    with pytest.raises(ValueError, match=r"^head=neuron\.0\.99: no such head, the model has attention\.0\.0, [^\n]*$"):
+        heads.prune(mask=["neuron.0.99"])
 
 
 def test_a_dead_neuron_is_idle_and_the_others_are_not() -> None:
