@@ -75,6 +75,11 @@ class Data(ABC):
     @abstractmethod
     def device(self) -> torch.device: ...
 
+    def counterpart(self) -> Self:
+        """Return a corrupt counterpart of every example, of the same length: the thing asked about is missing. Raises
+        ValueError for examples that have none."""
+        raise ValueError("needs a corrupt counterpart of every example, wrap(..., corrupt=batches)")
+
     def __iter__(self) -> NoReturn:
         """Raise TypeError: examples are not iterable. Python would otherwise try the items 0, 1, 2."""
         raise TypeError("examples are read in batches: for batch in examples.batches(128)")
@@ -213,6 +218,14 @@ class Examples(Data):
 
     def tensors(self) -> Mapping[str, Tensor]:
         return {"source": self.source, "target": self.target}
+
+    def counterpart(self) -> Self:
+        """Return the examples with the source of another one of as many tokens; the target stays."""
+        lengths, other = (self.source != PAD).sum(dim=1), torch.arange(len(self), device=self.device)
+        for length in lengths.unique():
+            alike = (lengths == length).nonzero().flatten()
+            other[alike] = alike.roll(-1)
+        return type(self)(self.source[other], self.target)
 
     @property
     def device(self) -> torch.device:

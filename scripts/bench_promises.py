@@ -43,7 +43,8 @@ def models() -> Iterator[tuple[str, Heads]]:
     sizes: Any = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 1000}
     decoder: Any = Qwen2ForCausalLM(Qwen2Config(**sizes, num_attention_heads=8, num_key_value_heads=2))
     yield "like Qwen2", wrap(decoder.eval(), next_token, score=[given], units=UNITS)
-    both: Any = T5ForConditionalGeneration(T5Config(vocab_size=1000, d_model=384, d_ff=1536, num_layers=4, num_heads=6))
+    more: Any = {"d_model": 384, "d_ff": 1536, "num_layers": 4, "num_heads": 6, "decoder_start_token_id": 0}
+    both: Any = T5ForConditionalGeneration(T5Config(vocab_size=1000, **more))
     yield "like T5", wrap(both.eval(), next_token, score=[given | {"labels": ids}], units=UNITS)
 
 

@@ -32,6 +32,7 @@ from mhaprune.settings.ranges import Ge, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.tables import MOMENTS, USUAL
 from mhaprune.wrapping.at_rest import eager
+from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import BlockProof
 from mhaprune.wrapping.blocks import AttentionBlock, Block, Unsupported
 from mhaprune.wrapping.losses import Judge
@@ -53,6 +54,7 @@ def wrap(
     report: Any = None,
     train: Any = None,
     shift: dict[str, Any] | None = None,
+    corrupt: Any = None,
     quality: Judge | None = None,
     blocks: Sequence[AttentionBlock | Block] | None = None,
     units: Sequence[Literal["head", "neuron"]] = ("head",),
@@ -68,6 +70,9 @@ def wrap(
     does too, and higher is better. Each split is a list of batches, or a DataLoader: heads are scored on `score`,
     choices are made on `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`, or `score`.
     `shift` has batches of other kinds, by name; `heads.report` measures the smaller models on them too.
+
+    `corrupt` pairs every example of `score` with one of the same shape in which the thing asked about is missing, batch
+    by batch, for the scores `patching` and `attribution_patching`.
 
     Batches are dicts, tuples or tensors with a row per example. A tuple is (inputs ..., target), as torch loaders make
     it. The model is called as `model(**batch)`, `model(*inputs)` or `model(batch)`, and never with the target.
@@ -95,6 +100,8 @@ def wrap(
     if taken := [name for name in shift or () if name in (*SPLITS, USUAL)]:
         raise ValueError(f"shift={taken[0]}: is the name of a split, {', '.join((*SPLITS, USUAL))} are taken")
     splits |= shift or {}
+    if corrupt is not None:
+        splits["score"] = Batches.of(score, "score").with_corrupt(Batches.of(corrupt, "corrupt"))
     return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed, prove, workers, cache, units)))
 
 

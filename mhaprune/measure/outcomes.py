@@ -119,21 +119,25 @@ def by_length(examples: Data, batch_size: int) -> tuple[Tensor, Iterator[tuple[B
 
 @torch.enable_grad()
 def gate_gradients(
-    subject: Subject, examples: Data, gates: Tensor | None = None, batch_size: int = BATCH_SIZE
+    subject: Subject,
+    examples: Data,
+    gates: Tensor | None = None,
+    batch_size: int = BATCH_SIZE,
+    replacement: Replacement | None = None,
 ) -> Tensor:
     """Return the derivative of each example's loss with respect to every gate, (E, N), at the gates `gates` (N,), by
-    default all open.
+    default all open. What a gate closes is 0, or what `replacement` returns.
 
     One backward pass per batch is enough: each example has its own row of gates.
     """
     order, batches = by_length(examples, batch_size)
     parts = []
-    for batch, _ in batches:
+    for batch, at in batches:
         gates_BN = all_open(subject, len(batch))
         if gates is not None:
             gates_BN *= gates
         gates_BN.requires_grad_()
-        loss = subject.evaluate(batch, gates_BN).loss.sum()
+        loss = subject.evaluate(batch, gates_BN, replacement and replacement(subject, batch, at)).loss.sum()
         no_heads = not len(subject.grid)  # then no gate is read; in any other model that would be a fault
         (gradients_BN,) = torch.autograd.grad(loss, gates_BN, allow_unused=no_heads, materialize_grads=no_heads)
         parts.append(gradients_BN.double())

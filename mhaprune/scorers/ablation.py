@@ -34,9 +34,8 @@ class Ablation(Scorer):
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
-        num_heads = len(subject.grid)
         replacement: Replacement | None = None
-        passes = 1 + num_heads
+        passes = 1 + len(subject.grid)
         if self.replace == "mean":
             outputs = mean_outputs(subject, examples)
             replacement, passes = (lambda subject, batch, at: outputs), passes + 1
@@ -44,13 +43,19 @@ class Ablation(Scorer):
             replacement, passes = resample(examples, seed), passes + 1
         elif self.replace == "predicted":
             replacement, passes = predicted(subject, examples), passes + PASSES + 1
-        parts = []
-        for rows in torch.arange(1 + num_heads).split(max(1, LARGEST // max(1, num_heads))):  # the first closes nothing
-            gates_MN = all_open(subject, len(rows))
-            gates_MN[rows > 0, rows[rows > 0] - 1] = 0.0
-            parts.append(measure_masks(subject, examples, gates_MN, replacement).loss.double())
-        loss_ME = torch.cat(parts)
-        return Scores.mean_over_examples((loss_ME[1:] - loss_ME[0]).T, passes)
+        return Scores.mean_over_examples(rises(subject, examples, replacement), passes)
+
+
+@torch.no_grad()
+def rises(subject: Subject, examples: Data, replacement: Replacement | None = None) -> Tensor:
+    """Return for each example how much the loss rises when one head is closed, or replaced, (E, N)."""
+    num_heads, parts = len(subject.grid), list[Tensor]()
+    for rows in torch.arange(1 + num_heads).split(max(1, LARGEST // max(1, num_heads))):  # the first closes nothing
+        gates_MN = all_open(subject, len(rows))
+        gates_MN[rows > 0, rows[rows > 0] - 1] = 0.0
+        parts.append(measure_masks(subject, examples, gates_MN, replacement).loss.double())
+    loss_ME = torch.cat(parts)
+    return (loss_ME[1:] - loss_ME[0]).T
 
 
 def predicted(subject: Subject, examples: Data, ridge: float = 1e-3) -> Replacement:

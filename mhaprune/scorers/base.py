@@ -108,6 +108,8 @@ class Scorer(Checked, ABC):
     """True if the score depends on the examples of the split."""
     reads_attention: ClassVar[bool] = False
     """True if the scorer reads attention weights. If False, the model need not compute attention weights."""
+    reads_pairs: ClassVar[bool] = False
+    """True if the scorer reads a corrupt counterpart of every example."""
     needs_gates: ClassVar[bool] = False
     """True if the scorer works only for a model with learned gates."""
     draws_by_head: ClassVar[bool] = False

@@ -188,6 +188,8 @@ class PretrainedSource(ModelSource):
         if scorer.needs_gates and subject.learned_gates() is None:
             return "needs learned gates"
         try:
+            if scorer.reads_pairs:
+                few.counterpart()
             if scorer.reads_attention:
                 subject.attention_maps(few)
             elif not scorer.reads_examples:

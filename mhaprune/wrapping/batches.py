@@ -23,6 +23,8 @@ IGNORED = -100
 DENSE = "dense"
 """The name of the field that holds the dense model's output, for a loss to read."""
 LABELS = "labels"
+CORRUPT = "corrupt "
+"""The begin of the names of the fields of the corrupt counterparts."""
 
 Column = Tensor | list[Any]
 """One entry per example."""
@@ -250,7 +252,8 @@ class Batches(Data):
         targets = {DENSE, LABELS, self.names[-1] if self.form is tuple and len(self.names) > 1 else ""}
 
         def moved(name: str, x: Tensor) -> Tensor:
-            return x.to(device, dtype if x.is_floating_point() and name not in targets else x.dtype)
+            is_input = x.is_floating_point() and name.removeprefix(CORRUPT) not in targets
+            return x.to(device, dtype if is_input else x.dtype)
 
         return self._changed(moved)
 
@@ -278,6 +281,34 @@ class Batches(Data):
             kinds.append(Kind({**kind.fields, DENSE: dense}, kind.constants))
         return replace(self, kinds=tuple(kinds))
 
+    def with_corrupt(self, given: Batches) -> Self:
+        """Return the examples with their corrupt counterparts. Raises ValueError for what cannot be paired."""
+        if len(given) != len(self) or not torch.equal(given.at, self.at) or len(given.kinds) != len(self.kinds):
+            raise ValueError(
+                f"corrupt: {len(given)} examples cannot be paired with the {len(self)} of score, must have the same"
+                " number of examples in every batch, and the same shapes"
+            )
+        kinds = []
+        for own, other in zip(self.kinds, given.kinds, strict=True):
+            if own.shapes != other.shapes:
+                columns = f"{other.width} and {own.width} columns"
+                raise ValueError(f"corrupt: has batches of other shapes than score ({columns}), must have the same")
+            pairs: list[Any] = [(own.fields[name], x) for name, x in other.fields.items() if isinstance(x, Tensor)]
+            equal = torch.stack([(x == y).reshape(len(own), -1).all(dim=1) for x, y in pairs])
+            if same := int(equal.all(dim=0).sum()):
+                raise ValueError(f"corrupt: {same} examples are equal to their counterparts, must differ from them")
+            kinds.append(Kind({**own.fields, **{CORRUPT + name: x for name, x in other.fields.items()}}, own.constants))
+        return replace(self, kinds=tuple(kinds))
+
+    def counterpart(self) -> Self:
+        if not any(name.startswith(CORRUPT) for name in self.kinds[0].fields):
+            return super().counterpart()
+        kinds = []
+        for kind in self.kinds:
+            fields = {name.removeprefix(CORRUPT): x for name, x in kind.fields.items() if name.startswith(CORRUPT)}
+            kinds.append(Kind(fields, kind.constants))
+        return replace(self, kinds=tuple(kinds))
+
     def as_given(self) -> Any:
         """Return a batch in the user's own form, for the user's functions."""
         dense = self.fields.get(DENSE)
@@ -290,7 +321,8 @@ class Batches(Data):
 
     def arguments(self) -> Any:
         """Return the input of the model: the batch without the fields that only the loss reads."""
-        known = {**self.whole.constants, **self.fields}
+        fields = {name: x for name, x in self.fields.items() if not name.startswith(CORRUPT)}
+        known = {**self.whole.constants, **fields}
         values = {name: known[name] for name in (*self.names, *sorted({*known} - {*self.names, DENSE}))}
         if self.form is dict:
             return values
