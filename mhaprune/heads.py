@@ -19,14 +19,19 @@ if TYPE_CHECKING:
 
 
 class Site(StrEnum):
-    """The kinds of layers in mhaprune's own encoder-decoder: three of attention, and the hidden neurons of feed-forward
-    layers. Other models have sites with other names."""
+    """The three kinds of attention layer in mhaprune's own encoder-decoder. Other models have sites with other
+    names."""
 
     ENCODER_SELF = "encoder_self"
     DECODER_SELF = "decoder_self"
     CROSS = "cross"
-    ENCODER_NEURON = "encoder_neuron"
-    DECODER_NEURON = "decoder_neuron"
+
+
+class NeuronSite(StrEnum):
+    """The two kinds of feed-forward layer there, whose units are hidden neurons."""
+
+    ENCODER = "encoder_neuron"
+    DECODER = "decoder_neuron"
 
 
 SITES = {

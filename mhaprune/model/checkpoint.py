@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.attention.gates import GateConfig
-from mhaprune.heads import HeadGrid, HeadId, Site
+from mhaprune.heads import HeadGrid, HeadId, NeuronSite, Site
 from mhaprune.measure.outcomes import check_weights_finite
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
@@ -103,7 +103,7 @@ def load(path: str) -> SavedModel:
         if set(content["settings"]) != set(BROUGHT):
             given = ", ".join(map(str, content["settings"]))
             raise ValueError(f"its settings are {given}, must be {', '.join(BROUGHT)}")
-        heads = tuple(HeadId.parse(str(head), list(Site)) for head in content["heads"])
+        heads = tuple(HeadId.parse(str(head), [*Site, *NeuronSite]) for head in content["heads"])
         return SavedModel(path, **parts | {"heads": heads})
 
 

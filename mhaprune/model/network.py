@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from mhaprune.attention.gates import GateConfig
 from mhaprune.attention.layer import MultiHeadAttention, Projection, padding_bias, project_together
 from mhaprune.data import PAD
-from mhaprune.heads import BlockId, HeadGrid, HeadId, Site
+from mhaprune.heads import BlockId, HeadGrid, HeadId, NeuronSite, Site
 from mhaprune.settings.ranges import Checked, Ge, Lt, Within
-
-NEURONS = (Site.ENCODER_NEURON, Site.DECODER_NEURON)
 
 
 @dataclass(frozen=True)
@@ -61,15 +59,15 @@ class Transformer(Checked):
     @property
     def sizes(self) -> dict[BlockId, int]:
         """The number of units of every block of a whole network: heads of attention, neurons of a feed-forward part."""
-        layers = {
+        layers: dict[str, int] = {
             Site.ENCODER_SELF: self.num_encoder_layers,
             Site.DECODER_SELF: self.num_decoder_layers,
             Site.CROSS: self.num_decoder_layers,
-            Site.ENCODER_NEURON: self.num_encoder_layers,
-            Site.DECODER_NEURON: self.num_decoder_layers,
+            NeuronSite.ENCODER: self.num_encoder_layers,
+            NeuronSite.DECODER: self.num_decoder_layers,
         }
         return {
-            BlockId(site, layer): self.dim_feedforward if site in NEURONS else self.num_heads
+            BlockId(site, layer): self.dim_feedforward if site in list(NeuronSite) else self.num_heads
             for site, count in layers.items()
             for layer in range(count)
         }
@@ -77,9 +75,8 @@ class Transformer(Checked):
     @property
     def grid(self) -> HeadGrid:
         """The units of a whole network that are scored and removed."""
-        counted = {
-            block: n for block, n in self.sizes.items() if ("neuron" if block.site in NEURONS else "head") in self.units
-        }
+        kinds = {block: "neuron" if block.site in list(NeuronSite) else "head" for block in self.sizes}
+        counted = {block: size for block, size in self.sizes.items() if kinds[block] in self.units}
         heads = (HeadId(*block, n) for block, count in counted.items() for n in range(count))
         return HeadGrid(tuple(counted), tuple(heads))
 
@@ -254,18 +251,18 @@ class EncoderDecoder(nn.Module):
             block = BlockId(site, layer)
             return AttentionSublayer(block, d_model, sizes[block], config.width_per_head, dropout, gate)
 
-        def feed_forward(site: Site, layer: int) -> FeedForward:
+        def feed_forward(site: NeuronSite, layer: int) -> FeedForward:
             return FeedForward(d_model, sizes[BlockId(site, layer)], dropout)
 
         encoder = nn.ModuleList(
-            EncoderLayer(attention(Site.ENCODER_SELF, layer), feed_forward(Site.ENCODER_NEURON, layer))
+            EncoderLayer(attention(Site.ENCODER_SELF, layer), feed_forward(NeuronSite.ENCODER, layer))
             for layer in range(config.num_encoder_layers)
         )
         decoder = nn.ModuleList(
             DecoderLayer(
                 attention(Site.DECODER_SELF, layer),
                 attention(Site.CROSS, layer),
-                feed_forward(Site.DECODER_NEURON, layer),
+                feed_forward(NeuronSite.DECODER, layer),
             )
             for layer in range(config.num_decoder_layers)
         )

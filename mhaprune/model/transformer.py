@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from mhaprune.attention.gates import GateConfig
 from mhaprune.data import EOS, PAD, Examples, shift_right
-from mhaprune.heads import BlockId, HeadGrid, Site
+from mhaprune.heads import BlockId, HeadGrid, NeuronSite, Site
 from mhaprune.measure.outcomes import BATCH_SIZE, measure
 from mhaprune.model.decoding import Step, attention_step, decode_greedily
-from mhaprune.model.network import NEURONS, EncoderDecoder, Transformer
+from mhaprune.model.network import EncoderDecoder, Transformer
 from mhaprune.subject import AnswerOutcome, Outcome
 from mhaprune.wrapping.blocks import Block, Rows, Source, block_of, neighbours
 from mhaprune.wrapping.gated import GatedModel
@@ -51,8 +51,8 @@ class Seq2Seq(EncoderDecoder, GatedModel):
 
         def described(name: BlockId) -> Block:
             names = tuple(self.whole.heads[at].head for at in self.whole.positions(name))
-            if name.site in NEURONS:
-                side = "encoder" if name.site == Site.ENCODER_NEURON else "decoder"
+            if name.site in list(NeuronSite):
+                side = "encoder" if name.site == NeuronSite.ENCODER else "decoder"
                 return neurons_of(f"{side}.{name.layer}.feed_forward", names)
             attention, path = sublayers[name].attention, paths[sublayers[name]]
             return block_of(attention, paths[attention], path, cross=name.site == Site.CROSS, names=names)
@@ -96,7 +96,7 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         """Return the blocks of the encoder if no cross-attention has a head left; else none."""
         if any(layer.cross.attention.num_heads for layer in self.decoder):
             return []
-        return [name for name in self.names if name.site in (Site.ENCODER_SELF, Site.ENCODER_NEURON)]
+        return [name for name in self.names if name.site in (Site.ENCODER_SELF, NeuronSite.ENCODER)]
 
     @torch.no_grad()
     def answered(self, data: Examples) -> Examples:
@@ -158,8 +158,8 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         lengths: dict[str, tuple[int, int]] = {Site.ENCODER_SELF: (S, S), Site.DECODER_SELF: (T, T), Site.CROSS: (T, S)}
         multiply_adds = T * D * self.output.out_features
         for block, units in (self.config.sizes | dict(zip(self.grid.blocks, self.grid.sizes, strict=True))).items():
-            if block.site in NEURONS:
-                multiply_adds += 2 * D * units * (S if block.site == Site.ENCODER_NEURON else T)
+            if block.site in list(NeuronSite):
+                multiply_adds += 2 * D * units * (S if block.site == NeuronSite.ENCODER else T)
                 continue
             queries, keys = lengths[block.site]
             multiply_adds += units * self.head_dim * (2 * D * (queries + keys) + 2 * queries * keys)

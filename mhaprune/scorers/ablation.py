@@ -9,13 +9,11 @@ from torch import Tensor
 
 from mhaprune.data import Data
 from mhaprune.heads import BlockId
-from mhaprune.measure.outcomes import Replacement, all_open, mean_outputs, measure_masks
+from mhaprune.measure.outcomes import Replacement, mean_outputs
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.prediction import PASSES, Prediction
+from mhaprune.scorers.replacing import rises
 from mhaprune.subject import Batch, Fallback, Subject
-
-LARGEST = 2**26
-"""The largest number of gates of all masks that are measured together: those of neurons may fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +42,6 @@ class Ablation(Scorer):
         elif self.replace == "predicted":
             replacement, passes = predicted(subject, examples), passes + PASSES + 1
         return Scores.mean_over_examples(rises(subject, examples, replacement), passes)
-
-
-@torch.no_grad()
-def rises(subject: Subject, examples: Data, replacement: Replacement | None = None) -> Tensor:
-    """Return for each example how much the loss rises when one head is closed, or replaced, (E, N)."""
-    num_heads, parts = len(subject.grid), list[Tensor]()
-    for rows in torch.arange(1 + num_heads).split(max(1, LARGEST // max(1, num_heads))):  # the first closes nothing
-        gates_MN = all_open(subject, len(rows))
-        gates_MN[rows > 0, rows[rows > 0] - 1] = 0.0
-        parts.append(measure_masks(subject, examples, gates_MN, replacement).loss.double())
-    loss_ME = torch.cat(parts)
-    return (loss_ME[1:] - loss_ME[0]).T
 
 
 def predicted(subject: Subject, examples: Data, ridge: float = 1e-3) -> Replacement:

@@ -8,7 +8,7 @@ import torch
 from mhaprune.data import Data
 from mhaprune.measure.outcomes import all_open, gate_gradients
 from mhaprune.scorers.base import Scorer, Scores
-from mhaprune.scorers.patching import corrupted
+from mhaprune.scorers.replacing import corrupted
 from mhaprune.settings.ranges import Ge
 from mhaprune.subject import Subject
 

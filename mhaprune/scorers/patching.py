@@ -6,9 +6,8 @@ from typing import ClassVar
 import torch
 
 from mhaprune.data import Data
-from mhaprune.measure.outcomes import Replacement
-from mhaprune.scorers.ablation import rises
 from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.scorers.replacing import corrupted, rises
 from mhaprune.subject import Subject
 
 
@@ -27,9 +26,3 @@ class Patching(Scorer):
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         return Scores.mean_over_examples(rises(subject, examples, corrupted(examples)), 2 + len(subject.grid))
-
-
-def corrupted(examples: Data) -> Replacement:
-    """Return a replacement: the outputs of the heads on the corrupt counterpart of each example."""
-    pairs = examples.counterpart()
-    return lambda subject, batch, at: subject.head_outputs(pairs[at])

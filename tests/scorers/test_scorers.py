@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +11,7 @@ from mhaprune.data import Examples, Splits
 from mhaprune.heads import BlockId, HeadId, HeadMask, Site
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.scorers import replacing
 from mhaprune.scorers.ablation import Ablation, resample
 from mhaprune.scorers.attention import Confidence, Entropy
 from mhaprune.scorers.gate import Gate
@@ -38,6 +40,18 @@ def ablation_by_hand(model: Seq2Seq, examples: Examples, fallback: Fallback | No
 
 
 @torch.no_grad()
+def test_masks_of_many_heads_are_measured_a_few_at_a_time(
+    model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of 100,000 neurons would need 40 GB."""
+    together, sizes = Ablation()(model, splits.score, 0), list[int]()
+    plain = replacing.measure_masks
+    monkeypatch.setattr(replacing, "LARGEST", 5 * len(model.grid))
+    monkeypatch.setattr(replacing, "measure_masks", lambda *given: sizes.append(len(given[2])) or plain(*given))
+    assert torch.equal(Ablation()(model, splits.score, 0).values, together.values)
+    assert sizes == [5, 5, 5, 4]
+
+
 def test_ablation_by_zeros_and_by_means_is_the_loop(model: Seq2Seq, splits: Splits) -> None:
     examples = splits.score[:8]
     contexts = [[context[0] for context in model.head_outputs(one).values()] for one in one_by_one(examples)]
