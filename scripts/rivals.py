@@ -299,7 +299,7 @@ def compare(folder: Path, few: bool) -> None:
     rows.append(in_int8("the whole model in int8", both, both.subject))
     for faster in wanted[:2]:
         ours = both.without(both.mask(faster=faster, by="surgeon"), refit=True)
-        rows.append(in_int8("heads and neurons, surgeon, then int8", both, ours))
+        rows.append(in_int8("heads and neurons, then int8", both, ours))
     table = pd.DataFrame(rows)
     table.to_csv(folder / "rivals.csv", index=False)
     with matplotlib.rc_context(plots.STYLE):

@@ -69,10 +69,10 @@ def wrap(
     `loss` takes the model's output and a batch, and returns one number per example (see `mhaprune.losses`); `quality`
     does too, and higher is better. Each split is a list of batches, or a DataLoader: heads are scored on `score`,
     choices are made on `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`, or `score`.
-    `shift` has batches of other kinds, by name; `heads.report` measures the smaller models on them too.
+    `shift` has batches of other kinds, by name; `heads.report` measures the smaller models on them too. `corrupt` has a
+    counterpart of the same shape for every example of `score`, in which the thing asked about is missing, for the
+    scores `patching` and `attribution_patching`.
 
-    `corrupt` has a counterpart of the same shape for every example of `score`, in which the thing asked about is
-    missing, for the scores `patching` and `attribution_patching`.
     Batches are dicts, tuples or tensors with a row per example. A tuple is (inputs ..., target), as torch loaders make
     it. The model is called as `model(**batch)`, `model(*inputs)` or `model(batch)`, and never with the target.
     `call(model, batch)` replaces this. No pass has more examples than your largest batch.
@@ -80,13 +80,12 @@ def wrap(
     `prove="blocks"` compares removing and masking for one attention layer after the other, in float64; "whole" does so
     for a copy of the model; "none" proves nothing now. A removal is always proved.
 
-    `workers` is a number of Ray processes, each with a copy of the model, which share the masks; they run here, or on
-    the cluster that `RAY_ADDRESS` names. The scores are the same in every bit. `cache` is a folder that keeps the
-    results of every batch that took a second or more: if a scoring is killed, the same call goes on from there.
+    `workers` is a number of Ray processes, here or on the cluster of `RAY_ADDRESS`, each with a copy of the model; they
+    share the masks, and the scores are the same in every bit. `cache` is a folder that keeps the results of every batch
+    that took a second or more: if a scoring is killed, the same call goes on from there.
 
-    `units` are the things that are scored and removed: heads, or `("head", "neuron")` for the hidden neurons of the
-    feed-forward layers too, in one order. `blocks` names the attention layers by hand, if they are not found. Raises
-    `Unsupported`, one line, for a model that cannot be understood.
+    `units` are scored and removed: heads, or `("head", "neuron")` for the hidden neurons of feed-forward layers too.
+    `blocks` names the attention layers by hand. Raises `Unsupported` for a model that cannot be understood.
 
     >>> heads = mhaprune.wrap(model, losses.classification, score=batches, choose=batches, report=batches)
     >>> heads
