@@ -126,7 +126,7 @@ def ridges(least: float, tokens: int, inputs: int) -> list[float]:
 
 HELD_OUT = 5
 """Of every five batches, the second is held out to choose the ridge."""
-DIRECTIONS = 128
+DIRECTIONS = 64
 """The number of random directions of the outputs on which the ridge is chosen, if there are more outputs."""
 
 
