@@ -102,7 +102,7 @@ def _which(row: dict[Any, Any], units: str) -> str:
     """Return a sentence that names the removed heads."""
     names, after = by_block(head_names(row["removed"])), row["recovery"]
     which = "" if after == NOTHING else f" before {after}"
-    return f"The {units} removed{which}, as chosen by {row['scorer']} (site.layer: heads, counted from 0): {names}."
+    return f"The {units} removed{which}, as chosen by {row['scorer']} (site.layer: {units}, counted from 0): {names}."
 
 
 def map_of_heads(tables: Tables) -> Verdict:

@@ -70,7 +70,7 @@ def say(tables: Tables) -> Iterator[str]:
             f" ({dense}), however they are chosen and whatever is done afterwards."
         )
     if 0 < kept < total:
-        yield f"These stay (site.layer: heads, counted from 0): {by_block(head_names(best['kept']))}."
+        yield f"These stay (site.layer: {unit_name(tables)}, counted from 0): {by_block(head_names(best['kept']))}."
     parts = [f"{words} ({share(row[QUALITY])}, {_way(row)})" for words, row in _by_recovery(tables)]
     yield (
         f"Heads that can be removed within {best['tolerance']:g} of {quality} on the choose split, with the {quality}"
