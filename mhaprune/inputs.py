@@ -21,6 +21,18 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
+class Known:
+    """What the heads of a model do, where that is known."""
+
+    roles: Mapping[str, str]
+    """What a head does, by its name. Heads without a name do nothing of note."""
+    useful: Sequence[str]
+    """The roles of the heads that matter."""
+    source: str
+    """Where it is known from: `construction` or `publication`."""
+
+
+@dataclass(frozen=True)
 class Study:
     """A model, its data and its settings, in one form for trained and pretrained models."""
 
@@ -56,6 +68,8 @@ class Study:
     """The threads, device and version of torch that trained the model; empty if they are not known."""
     example: Sequence[str] | None = None
     """The symbols of the user's own source sequence; None without one."""
+    known: Known | None = None
+    """The heads whose work is known; None for a model that names none."""
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod

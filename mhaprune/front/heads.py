@@ -96,7 +96,7 @@ def wrap(
         raise ValueError(f"shift={taken[0]}: is the name of a split, {', '.join((*SPLITS, USUAL))} are taken")
     splits |= shift or {}
     if corrupt is not None:
-        splits["score"] = Batches.of(score, "score").with_corrupt(Batches.of(corrupt, "corrupt"))
+        splits["score"] = Batches.of(score, "score").with_corrupt(corrupt)
     return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed, prove, workers, cache, units)))
 
 

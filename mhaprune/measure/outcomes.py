@@ -126,22 +126,24 @@ def gate_gradients(
     replacement: Replacement | None = None,
 ) -> Tensor:
     """Return the derivative of each example's loss with respect to every gate, (E, N), at the gates `gates` (N,), by
-    default all open. What a gate closes is 0, or what `replacement` returns.
+    default all open; for several points (S, N), (S, E, N). What a gate closes is 0, or what `replacement` returns.
 
-    One backward pass per batch is enough: each example has its own row of gates.
+    One backward pass per batch and point is enough: each example has its own row of gates.
     """
     order, batches = by_length(examples, batch_size)
+    points = all_open(subject, 1) if gates is None else gates.reshape(-1, gates.shape[-1])
+    no_heads = not len(subject.grid)  # then no gate is read; in any other model that would be a fault
     parts = []
     for batch, at in batches:
-        gates_BN = all_open(subject, len(batch))
-        if gates is not None:
-            gates_BN *= gates
-        gates_BN.requires_grad_()
-        loss = subject.evaluate(batch, gates_BN, replacement and replacement(subject, batch, at)).loss.sum()
-        no_heads = not len(subject.grid)  # then no gate is read; in any other model that would be a fault
-        (gradients_BN,) = torch.autograd.grad(loss, gates_BN, allow_unused=no_heads, materialize_grads=no_heads)
-        parts.append(gradients_BN.double())
-    return torch.cat(parts)[order.argsort()]
+        fallback, found = replacement and replacement(subject, batch, at), []
+        for gates_N in points:
+            gates_BN = gates_N.repeat(len(batch), 1).requires_grad_()
+            loss = subject.evaluate(batch, gates_BN, fallback).loss.sum()
+            (gradients_BN,) = torch.autograd.grad(loss, gates_BN, allow_unused=no_heads, materialize_grads=no_heads)
+            found.append(gradients_BN.double())
+        parts.append(torch.stack(found))
+    gradients_SEN = torch.cat(parts, dim=1)[:, order.argsort()]
+    return gradients_SEN if gates is not None and gates.dim() == 2 else gradients_SEN[0]
 
 
 @torch.enable_grad()

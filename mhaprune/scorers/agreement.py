@@ -14,10 +14,9 @@ from mhaprune.tables import REFERENCE, candidates
 def spearman(first_N: ArrayLike, second_N: ArrayLike) -> float:
     """Return Spearman's correlation of two lists of values: equal values get their average rank (Spearman 1904). NaN if
     one of the lists is constant."""
-    # Heads below minus heads above: twice the average rank, centred. Sums go by einsum, not `@`: the threads of NumPy's
-    # BLAS do not know about num_threads.
-    values = (np.asarray(scores_N, dtype=float) for scores_N in (first_N, second_N))
-    ranks = np.stack([np.sign(own_N[:, None] - own_N).sum(axis=1) for own_N in values])
+    # Twice the average rank, centred. Sums go by einsum, not `@`: the threads of NumPy's BLAS ignore num_threads.
+    ranks = np.stack([2 * pd.Series(scores_N, dtype=float).rank().to_numpy() for scores_N in (first_N, second_N)])
+    ranks -= ranks.shape[1] + 1
     products = np.einsum("in,jn->ij", ranks, ranks)
     return float(quotient(products[:1, 1], np.sqrt(products[0, :1] * products[1, 1]))[0])
 

@@ -3,12 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch
-
 from mhaprune.data import Data
-from mhaprune.measure.outcomes import all_open, gate_gradients
 from mhaprune.scorers.base import Scorer, Scores
-from mhaprune.scorers.replacing import corrupted
+from mhaprune.scorers.replacing import corrupted, slopes
 from mhaprune.settings.ranges import Ge
 from mhaprune.subject import Subject
 
@@ -24,14 +21,11 @@ class AttributionPatching(Scorer):
     """
 
     family: ClassVar[str] = "patching"
-    reads_pairs: ClassVar[bool] = True
+    reads_pairs = True
 
     steps: Annotated[int, Ge(1)] = 1
     """Number of points; the first is the example as it is."""
 
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
-        # A head with the gate g outputs c̃ + g · (c - c̃). So the derivative in g is the score but for its sign.
-        replacement, opened = corrupted(examples), all_open(subject, 1)[0]
-        points = [opened * (1 - step / self.steps) for step in range(self.steps)]
-        values_SEN = [gate_gradients(subject, examples, gates_N, replacement=replacement) for gates_N in points]
-        return Scores.mean_over_examples(-torch.stack(values_SEN).mean(dim=0), 2 * self.steps, self.steps)
+        values_EN = slopes(subject, examples, corrupted(examples), self.steps).mean(dim=0)
+        return Scores.mean_over_examples(values_EN, 1 + self.steps, self.steps)

@@ -6,8 +6,8 @@ Dimensions: N = all heads of the subject, R = draws.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import torch
@@ -38,6 +38,10 @@ class Scores:
     skewness: Tensor | None = None
     """(R, N): the skewness of a score that is a mean over examples. The interval of the score needs it (see
     `intervals.skewed_ends`)."""
+    examples: Tensor | None = None
+    """(E, N): the values of which the score is the mean."""
+    columns: Mapping[str, Tensor | float] = field(default_factory=dict)
+    """Further columns of the table of heads: a number for each head, (N,), or one for all."""
 
     @classmethod
     def mean_over_examples(cls, values_EN: Tensor, forward_passes: float, backward_passes: float = 0.0) -> Scores:
@@ -47,7 +51,7 @@ class Scores:
         values_EN = values_EN.double()
         _, stderr_N, skewness_N = torch.from_numpy(moments(values_EN.cpu().numpy())).to(values_EN.device)
         mean_N = values_EN.mean(dim=0)
-        return cls(mean_N[None], stderr_N[None], forward_passes, backward_passes, skewness_N[None])
+        return cls(mean_N[None], stderr_N[None], forward_passes, backward_passes, skewness_N[None], values_EN)
 
     @classmethod
     def mean_over_tokens(cls, batches: Iterable[TokenValues], forward_passes: float) -> Scores:
@@ -69,7 +73,8 @@ class Scores:
         # no heads at all have no deviation, for which `torch.std` warns
         deviation_N = residuals_EN.std(dim=0) if len(mean_N) else mean_N
         stderr_N = deviation_N * len(sums_EN) ** 0.5 / counts_EN.sum(dim=0)
-        return cls(mean_N[None], stderr_N[None], forward_passes)
+        linear_EN = mean_N + residuals_EN / counts_EN.mean(dim=0)  # their mean is the ratio, up to second order
+        return cls(mean_N[None], stderr_N[None], forward_passes, examples=linear_EN)
 
 
 NEEDS_GATES = (
@@ -108,8 +113,6 @@ class Scorer(Checked, ABC):
     """True if the score depends on the examples of the split."""
     reads_attention: ClassVar[bool] = False
     """True if the scorer reads attention weights. If False, the model need not compute attention weights."""
-    reads_pairs: ClassVar[bool] = False
-    """True if the scorer reads a corrupt counterpart of every example."""
     needs_gates: ClassVar[bool] = False
     """True if the scorer works only for a model with learned gates."""
     draws_by_head: ClassVar[bool] = False
@@ -122,6 +125,11 @@ class Scorer(Checked, ABC):
 
     @abstractmethod
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores: ...
+
+    @property
+    def reads_pairs(self) -> bool:
+        """True if the scorer reads a corrupt counterpart of every example."""
+        return False
 
     def check(self, num_heads: int, gated: bool) -> None:
         """Raise ValueError, before anything is trained, if the scorer cannot score a model with this number of heads,

@@ -26,6 +26,7 @@ class GateOutput(Scorer):
         norms = (head_norms(subject, batch) for batch in examples.batches(BATCH_SIZE))
         scores = Scores.mean_over_tokens(norms, forward_passes=1)
         gates_N = subject.learned_gates()
-        if gates_N is None or scores.stderr is None:
+        if gates_N is None or scores.stderr is None or scores.examples is None:
             return scores
-        return replace(scores, values=scores.values * gates_N, stderr=scores.stderr * gates_N)
+        values, stderr, examples_EN = scores.values * gates_N, scores.stderr * gates_N, scores.examples * gates_N
+        return replace(scores, values=values, stderr=stderr, examples=examples_EN)

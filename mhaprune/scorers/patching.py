@@ -21,7 +21,7 @@ class Patching(Scorer):
     """
 
     family: ClassVar[str] = "patching"
-    reads_pairs: ClassVar[bool] = True
+    reads_pairs = True
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:

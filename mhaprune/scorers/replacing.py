@@ -1,10 +1,15 @@
-"""Close heads one by one, or put other outputs in their place."""
+"""Close heads one by one, or put other outputs in their place.
+
+Dimensions: E = examples, N = all heads, M = masks.
+"""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.measure.outcomes import Replacement, all_open, measure_masks
+from mhaprune.measure.outcomes import Replacement, all_open, gate_gradients, measure_masks
 from mhaprune.subject import Subject
 
 LARGEST = 2**26
@@ -12,15 +17,30 @@ LARGEST = 2**26
 
 
 @torch.no_grad()
-def rises(subject: Subject, examples: Data, replacement: Replacement | None = None) -> Tensor:
-    """Return for each example how much the loss rises when one head is closed, or replaced, (E, N)."""
+def rises(
+    subject: Subject, examples: Data, replacement: Replacement | None = None, heads: Sequence[int] | None = None
+) -> Tensor:
+    """Return for each example how much the loss rises when one head is closed, or replaced: (E, N) for all heads, in
+    the order of `heads` for some."""
     num_heads, parts = len(subject.grid), list[Tensor]()
-    for rows in torch.arange(1 + num_heads).split(max(1, LARGEST // max(1, num_heads))):  # the first closes nothing
-        gates_MN = all_open(subject, len(rows))
-        gates_MN[rows > 0, rows[rows > 0] - 1] = 0.0
+    closed = torch.tensor([-1, *(range(num_heads) if heads is None else heads)])  # the first closes nothing
+    for some in closed.split(max(1, LARGEST // max(1, num_heads))):
+        gates_MN = all_open(subject, len(some))
+        gates_MN[some >= 0, some[some >= 0]] = 0.0
         parts.append(measure_masks(subject, examples, gates_MN, replacement).loss.double())
     loss_ME = torch.cat(parts)
     return (loss_ME[1:] - loss_ME[0]).T
+
+
+def slopes(subject: Subject, examples: Data, replacement: Replacement | None, steps: int) -> Tensor:
+    """Return the first-order estimates of `rises` at points between open gates and closed ones, (steps, E, N). At the
+    first point all gates are open; on the way all of them close together.
+
+    A head with the gate g outputs r + g · (c - r), where r replaces c. So the derivative in g is the estimate but for
+    its sign.
+    """
+    points = all_open(subject, steps) * (1 - torch.arange(steps, device=subject.device) / steps)[:, None]
+    return -gate_gradients(subject, examples, points.to(subject.dtype), replacement=replacement)
 
 
 def corrupted(examples: Data) -> Replacement:

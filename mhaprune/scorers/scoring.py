@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from mhaprune.data import Data
 from mhaprune.heads import HeadId
 from mhaprune.progress import doing
 from mhaprune.scorers.base import Budgeted, Scorer, Scores
+from mhaprune.scorers.stability import stability, unknown
 from mhaprune.settings.options import describe
 from mhaprune.settings.ranges import Checked
 from mhaprune.storage.cache import Remember, code_digests, data_digest
@@ -110,10 +112,12 @@ def head_columns(head: HeadId) -> dict[str, Any]:
 
 
 def heads_table(scoring: Scoring, scorers: Mapping[str, Scorer]) -> pd.DataFrame:
-    """Return one row per scorer, draw and head. Rank 1 is the most important head."""
+    """Return one row per scorer, draw and head. Rank 1 is the most important head. `top_shared` and `examples_needed`
+    say how far the most important heads depend on the examples, see `stability`."""
     parts, subject = [], scoring.subject
     for name, scorer in scorers.items():
         scores, seconds = scoring(name, scorer)
+        stable = unknown() if scores.examples is None else stability(scores.examples)
         for draw, values_N in enumerate(scores.values):
             frame = pd.DataFrame(
                 {
@@ -129,5 +133,6 @@ def heads_table(scoring: Scoring, scorers: Mapping[str, Scorer]) -> pd.DataFrame
             )
             frame["rank"] = frame["score"].rank(ascending=False, method="first").astype(int)
             cost = {"forward_passes": scores.forward_passes, "backward_passes": scores.backward_passes}
-            parts.append(frame.assign(**cost, seconds=seconds))
+            more = {column: x.tolist() if isinstance(x, Tensor) else x for column, x in scores.columns.items()}
+            parts.append(frame.assign(**stable, **more, **cost, seconds=seconds))
     return pd.concat(parts, ignore_index=True)

@@ -17,7 +17,7 @@ from torch import nn
 
 from mhaprune.data import SPLITS, Splits
 from mhaprune.heads import HeadGrid
-from mhaprune.inputs import Study
+from mhaprune.inputs import Known, Study
 from mhaprune.recoveries.base import Recovery
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option_name
@@ -95,6 +95,12 @@ class PretrainedModel(NamedTuple):
     """The function that calls the model, if it is not called in the usual way."""
     tokens: Callable[[Any], list[list[str]]] | None = None
     """A function that returns the tokens of each example of a batch as texts."""
+    corrupt: Mapping[str, Sequence[Any]] = {}
+    """For splits whose examples have counterparts without the thing asked about, the batches of these."""
+    unit: Literal["head", "call"] = "head"
+    """What is scored: a head, or a head in one of the calls of its layer."""
+    known: Known | None = None
+    """The heads whose work is known, if there are any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +137,11 @@ class PretrainedSource(ModelSource):
         read = self.loaded
         model, (loss, quality) = read.model.to(self.device).eval(), read.objective
         how: Any = {"call": read.call, "seed": self.seed, "cache": self.cache, "units": self.model.units}
-        found = understand(model, loss, read.splits, quality, **how)
+        pairs = {
+            split: Batches.of(read.splits[split], split).with_corrupt(each) for split, each in read.corrupt.items()
+        }
+        found = understand(model, loss, {**read.splits, **pairs}, quality, **how)
+        found = replace(found, subject=found.subject.grouped(read.unit))
         log.info("%s: %r", self.name, found)
         subject, splits = found.subject, found.splits
         here = {name: split.converted(subject.device, subject.dtype) for name, split in splits.items()}
@@ -223,6 +233,7 @@ class PretrainedSource(ModelSource):
             "torch": str(torch.__version__),
         }
         study, read = Study.of(self.heads, Cache(self.cache).about(key)), self.loaded.tokens
+        study = replace(study, known=self.loaded.known)
         if self.model.save:
             study = replace(study, saved=files_of)
         return study if read is None else replace(study, tokens=lambda batch: read(batch.as_given()))

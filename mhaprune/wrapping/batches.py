@@ -281,8 +281,9 @@ class Batches(Data):
             kinds.append(Kind({**kind.fields, DENSE: dense}, kind.constants))
         return replace(self, kinds=tuple(kinds))
 
-    def with_corrupt(self, given: Batches) -> Self:
+    def with_corrupt(self, batches: Any) -> Self:
         """Return the examples with their corrupt counterparts. Raises ValueError for what cannot be paired."""
+        given = Batches.of(batches, "corrupt")
         if len(given) != len(self) or not torch.equal(given.at, self.at) or len(given.kinds) != len(self.kinds):
             raise ValueError(
                 f"corrupt: {len(given)} examples cannot be paired with the {len(self)} of score, must have the same"

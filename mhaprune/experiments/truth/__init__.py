@@ -1,0 +1,1 @@
+"""Every score against the best subset of heads."""

@@ -1,0 +1,57 @@
+"""How far the most important heads depend on the examples that were drawn.
+
+Dimensions: E = examples, N = heads, R = redraws.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+TOP = 0.25
+"""The share of all heads that count as the most important."""
+REDRAWS = 200
+AGREE = 0.95
+"""The share of redraws in which the most important heads must be the same."""
+MOST = 2**16
+"""The largest number of examples that is tried, a power of two."""
+
+
+def stability(values_EN: Tensor, seed: int = 0) -> dict[str, float]:
+    """Return how the `TOP` of heads by their mean scores changes when examples are redrawn with replacement (a
+    bootstrap: Efron 1979). `values_EN` are the scores on every example.
+
+    `top_shared` is the share of these heads that two redraws of as many examples have in common, as a mean.
+    `examples_needed` is the number of examples, a power of two, with which 95 % of redraws have exactly the heads of
+    all examples; NaN if `MOST` are too few. Redraws of more examples than there are treat these as all that there are.
+    """
+    count, N = values_EN.shape
+    top, draw = max(1, round(TOP * N)), torch.Generator().manual_seed(seed)
+    whole_N = at_the_top(values_EN.mean(dim=0)[None], top)[0]
+
+    def redrawn(n: int) -> Tensor:
+        """Return which heads are at the top in each redraw of n examples, (R, N)."""
+        times_RE = torch.stack(
+            [torch.randint(count, (n,), generator=draw).bincount(minlength=count) for _ in range(REDRAWS)]
+        )
+        return at_the_top(times_RE.to(values_EN) @ values_EN, top)
+
+    first_RN = redrawn(count)
+    shared = (first_RN[0::2] & first_RN[1::2]).sum(dim=1).double().mean() / top
+    low, high = 0, int(math.log2(MOST)) + 1  # 2 ** high are enough, or too many to try
+    while high - low > 1:
+        middle = (low + high) // 2
+        same = (redrawn(2**middle) == whole_N).all(dim=1).double().mean()
+        low, high = (low, middle) if same >= AGREE else (middle, high)
+    return {"top_shared": float(shared), "examples_needed": float(2**high) if 2**high <= MOST else math.nan}
+
+
+def unknown() -> dict[str, float]:
+    """Return the columns of a score without values for each example."""
+    return {"top_shared": math.nan, "examples_needed": math.nan}
+
+
+def at_the_top(scores_RN: Tensor, top: int) -> Tensor:
+    """Return True for the largest scores of each row, (R, N). Of equal scores the first count."""
+    order_RN = scores_RN.argsort(dim=1, descending=True, stable=True)
+    return torch.zeros_like(scores_RN, dtype=torch.bool).scatter(1, order_RN[:, :top], True)
