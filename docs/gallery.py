@@ -73,8 +73,6 @@ LIST = (
     ),
     Picture("alignment", "Do the heads that align matter?", "alignment", "experiment=explain task=pronounce"),
     Picture("patterns", "Where every head looks", "patterns", REVERSE),
-    Picture("pairs", "Heads that can replace each other", "interactions", "experiment=interact"),
-    Picture("together", "What closing heads together adds to the loss", "together", "experiment=interact"),
     Picture("recovery", "What a refit and training bring back", "recovery", PRUNE),
     Picture("worth", "Pruned, or small from the start", "worth", WORTH),
     Picture("regret", "Which score to trust", "regret", COMPARE),

@@ -22,7 +22,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Known:
-    """What the heads of a model do, where that is known."""
+    """The work of the heads of a model, where that is known."""
 
     roles: Mapping[str, str]
     """What a head does, by its name. Heads without a name do nothing of note."""

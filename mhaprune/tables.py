@@ -18,8 +18,6 @@ MOMENTS = ["score", "stderr", "skewness"]
 """The columns from which the confidence interval of a score is computed."""
 BLOCK = HEAD[:2]
 """The columns that name a block, one attention layer."""
-OTHER_HEAD = [f"other_{column}" for column in HEAD]
-"""The columns that name the second head of a pair."""
 LABEL = "label"
 """The column with the label of a run, which distinguishes it from other runs."""
 SETTING = "setting"
@@ -55,8 +53,6 @@ SURE = "heads_removed_sure"
 """The column with the number of heads that can be removed at 95 % confidence: see `mhaprune.experiments.tolerance`."""
 LOSS_RISE = "loss_rise"
 """The column of the mean rise of the loss with heads closed, in nats."""
-INTERACTION = "interaction"
-"""The column with the cost of closing two heads together, minus the costs of closing each of them alone, in nats."""
 ENDS = ("", "_low", "_high")
 """The endings of the names of three columns: a number, and the lower and upper end of its 95 % interval."""
 QUARTILES = ("", "_q1", "_q3")

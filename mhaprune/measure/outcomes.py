@@ -131,7 +131,7 @@ def gate_gradients(
     One backward pass per batch and point is enough: each example has its own row of gates.
     """
     order, batches = by_length(examples, batch_size)
-    points = all_open(subject, 1) if gates is None else gates.reshape(-1, gates.shape[-1])
+    points = all_open(subject, 1) if gates is None else torch.atleast_2d(gates)
     no_heads = not len(subject.grid)  # then no gate is read; in any other model that would be a fault
     parts = []
     for batch, at in batches:

@@ -53,12 +53,12 @@ class Shortlist(Scorer):
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         replacement = corrupted(examples) if self.reads_pairs else None
         slopes_SEN = slopes(subject, examples, replacement, self.steps)
-        ways = torch.stack([slopes_SEN[0], slopes_SEN.mean(dim=0)])
-        best_N = ways.mean(dim=1).argmax(dim=0)
-        values_EN = ways.gather(0, best_N.expand(1, *ways.shape[1:]))[0]
+        ways = slopes_SEN[0], slopes_SEN.mean(dim=0)
+        larger_N = ways[1].mean(dim=0) > ways[0].mean(dim=0)
+        values_EN = torch.where(larger_N, ways[1], ways[0])
         guess_N = values_EN.mean(dim=0)
         order, checked, sure, passes = guess_N.argsort(descending=True).tolist(), list[int](), 0.0, 1.0 + self.steps
-        while sure < self.enough and len(checked) < min(self.checks, len(order)):
+        while not checked or (sure < self.enough and len(checked) < min(self.checks, len(order))):
             most = self.checks - len(checked)
             some = order[len(checked) :][: min(most, AT_ONCE if checked else max(self.top, 2))]
             values_EN[:, some] = rises(subject, examples, replacement, some)

@@ -1,4 +1,4 @@
-"""How far the most important heads depend on the examples that were drawn.
+"""Dependence of the most important heads on the examples that were drawn.
 
 Dimensions: E = examples, N = heads, R = redraws.
 """

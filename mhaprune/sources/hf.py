@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mhaprune.settings.refusals import foreign
 from mhaprune.sources.pretrained import Judges, Pretrained, PretrainedModel, batched, chosen, tokens_of
-from mhaprune.sources.texts import LABEL, TARGET, Row, in_splits, read_rows
+from mhaprune.sources.texts import CORRUPT, LABEL, TARGET, TEXT, Row, in_splits, read_rows
 from mhaprune.wrapping import losses
 from mhaprune.wrapping.batches import IGNORED
 from mhaprune.wrapping.saving import check_config, check_folder, class_in, config_in, shrinking
@@ -47,8 +47,9 @@ class Hf(Pretrained):
 
     The objective `drift` needs only texts. It is one minus the cosine between the present output and the output with
     all heads; for a classifier, outputs are the probabilities of the classes. `likelihood` is the cross-entropy of the
-    next token or, for an encoder-decoder, of the column `target`. `classification` is the cross-entropy of the column
-    `label`.
+    next token, of the tokens of the column `target` alone if there is one; an encoder-decoder needs it.
+    `classification` is the cross-entropy of the column `label`. The column `corrupt` has a counterpart of each text,
+    with as many tokens, for scores of patching.
     """
 
     path: str | None = None
@@ -96,9 +97,19 @@ def model_with_texts(
             f"objective=drift: needs a model of two or more classes, model.path={folder.path} has {classes}"
         )
 
+    how: Any = {"padding": True, "truncation": True, "max_length": model.max_length, "return_tensors": "pt"}
+
+    def tokens(part: Sequence[Row], column: str) -> dict[str, Tensor]:
+        follows = [f" {row.target}" if row.target and task == "causal-lm" else "" for row in part]
+        return dict(tokenizer([getattr(row, column) + more for row, more in zip(part, follows, strict=True)], **how))
+
     def read(part: Sequence[Row]) -> dict[str, Tensor]:
-        how: Any = {"padding": True, "truncation": True, "max_length": model.max_length, "return_tensors": "pt"}
-        batch = dict(tokenizer([row.text for row in part], **how))
+        batch = tokens(part, TEXT)
+        if task == "causal-lm" and any(row.target for row in part):
+            batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
+            for labels, row in zip(batch["labels"], part, strict=True):
+                if row.target:
+                    labels[: begin_of_target(row, tokenizer, labels)] = IGNORED
         if name == CLASSIFICATION:
             batch["labels"] = torch.tensor([label_of(row, folder.config) for row in part])
         if task == "seq2seq-lm":
@@ -106,14 +117,34 @@ def model_with_texts(
             batch["labels"] = written["input_ids"].masked_fill(written["attention_mask"] == 0, IGNORED)
         return batch
 
+    def counterparts(part: Sequence[Row]) -> dict[str, Tensor]:
+        batch, corrupt = read(part), tokens(part, CORRUPT)
+        for row, own, other in zip(part, batch["attention_mask"], corrupt["attention_mask"], strict=True):
+            if own.sum() != other.sum():
+                raise ValueError(
+                    f"{row.place}: text and corrupt have {own.sum()} and {other.sum()} tokens, must have as many"
+                )
+        return batch | corrupt
+
+    in_pairs = any(row.corrupt for some in rows.values() for row in some)
     return PretrainedModel(
         model=network,
         splits={split: [read(part) for part in batched(some)] for split, some in rows.items()},
+        corrupt={split: [counterparts(part) for part in batched(some)] for split, some in rows.items() if in_pairs},
         objective=objective,
         facts={"model_task": task, "objective": name},
         packages=("transformers", *packages),
         tokens=partial(tokens_of, tokenizer),
     )
+
+
+def begin_of_target(row: Row, tokenizer: Any, ids: Tensor) -> int:
+    """Return the number of the first token of a row that is not of its text. Raises ValueError if there is none."""
+    text = torch.tensor(tokenizer(row.text)["input_ids"][: len(ids)])
+    same = (ids[: len(text)] == text).long().cumprod(dim=0).sum()
+    if same >= (ids != IGNORED).sum():
+        raise ValueError(f"{row.place}: its text fills model.max_length={len(ids)}, so that the target is cut off")
+    return int(same)
 
 
 def label_of(row: Row, config: Any) -> int:

@@ -10,8 +10,9 @@ from typing import Any
 
 from mhaprune.storage.locks import regular
 
-COLUMNS = TEXT, LABEL, TARGET = "text", "label", "target"
-"""The columns of a file: the text for the model, its class, and the text that an encoder-decoder should write."""
+COLUMNS = TEXT, LABEL, TARGET, CORRUPT = "text", "label", "target", "corrupt"
+"""The columns of a file: the text for the model, its class, the text that should follow or be written, and a
+counterpart of the text that lacks the thing asked about."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Row:
     text: str
     label: str = ""
     target: str = ""
+    corrupt: str = ""
     place: str = field(default="data", compare=False)
     """The file and line of the example."""
 
@@ -28,9 +30,9 @@ class Row:
 def read_rows(path: str, *needed: str) -> list[Row]:
     """Return the rows of a file, always in the same random order.
 
-    In `.txt` every line that is not empty is a text; `.csv` and `.jsonl` have a column `text` and may have `label` and
-    `target`. Raises ValueError, with a message of one line, if the file cannot be read, or if the text or a `needed`
-    column of a row is missing or empty.
+    In `.txt` every line that is not empty is a text; `.csv` and `.jsonl` have a column `text` and may have `label`,
+    `target` and `corrupt`. Raises ValueError, with a message of one line, if the file cannot be read, or if the text or
+    a `needed` column of a row is missing or empty. If one row has a counterpart, all need one.
     """
     readers = {".txt": _lines, ".csv": _csv, ".jsonl": _jsonl}
     kind = Path(path).suffix
@@ -59,6 +61,8 @@ def read_rows(path: str, *needed: str) -> list[Row]:
         raise ValueError(f"data={path}: {error}") from None
     if not rows:
         raise ValueError(f"data={path}: is empty, must hold a text in each line")
+    if (pairs := sum(bool(row.corrupt) for row in rows)) not in (0, len(rows)):
+        raise ValueError(f"data={path}: {pairs} of {len(rows)} lines have a corrupt text, all or none must have one")
     random.Random(0).shuffle(rows)
     return rows
 

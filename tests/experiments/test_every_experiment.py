@@ -155,11 +155,6 @@ REFUSED = {
         (f"example={'1 ' * 70}", "has 70 symbols, model.max_length=64 allows 63 and the end of sequence"),
         ("scorer=[gate]", "scorer=[gate]: must name ablation, which says what heads are worth"),
     ],
-    "interact": [
-        ("shift=[11 symbols]", "shift=[11 symbols]: experiment=interact measures no examples of other kinds, exp"),
-        ("scorer=[]", "scorer=[]: must name at least one scorer"),
-        ("schedule=[one_shot,greedy]", "schedule=[one_shot,greedy]: must name exactly one"),
-    ],
     "prune": [
         ("schedule=[]", "schedule=[]: must name at least one schedule"),
         ("scorer=[]", "scorer=[]: must name at least one scorer"),

@@ -84,7 +84,7 @@ def nothing_measured(tables: Frames) -> Frames:
 CHANGES = {each.__name__: each for each in (long_names, only_one_head, hundreds_of_heads, one_size, nothing_measured)}
 EXPERIMENTS = [name for name in options("experiment") if name not in ("evaluate", "train")]
 """Without those that draw no heads."""
-QUICK = [("interact", "only_one_head"), ("prune", "long_names"), ("ablate", "nothing_measured")]
+QUICK = [("explain", "only_one_head"), ("prune", "long_names"), ("ablate", "nothing_measured")]
 
 
 @pytest.mark.parametrize(

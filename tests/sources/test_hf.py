@@ -74,6 +74,56 @@ def test_a_folder_is_studied_as_what_it_is(
     assert study.tokens(study.splits.report[:1])[0][0] == "[CLS]"
 
 
+def write_pairs(folder: Path, **changed: str) -> str:
+    """A file of texts, counterparts and a word that follows; the first row has other columns where they are given."""
+    rows = pd.read_csv(folder / "texts.csv")["text"].map(lambda text: text.removesuffix(" ."))
+    found = [
+        {"text": text, "corrupt": " ".join([text.split()[-1], *text.split()[:-1]]), "target": text.split()[0]}
+        for text in rows
+        if text.split()[0] != text.split()[-1]
+    ]
+    found[0] |= changed
+    lines = [json.dumps({key: value for key, value in row.items() if value}) for row in found]
+    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    return "data=pairs.jsonl"
+
+
+def test_pairs_of_a_file_are_patched_and_a_target_alone_is_asked_for(here: Path, cache: Path) -> None:
+    asks = ["model.path=gpt2", write_pairs(here), "experiment.top=2", "experiment.redraws=20"]
+    run = asked(cache, *asks, "scorer=[patching,taylor]", experiment="truth")
+    study = run.study()
+    for split in (study.splits.score, study.splits.report):
+        counterpart = split.counterpart()
+        assert split.lengths().tolist() == counterpart.lengths().tolist()
+        for batch, other in zip(split.batches(1), counterpart.batches(1), strict=True):
+            ids, labels, length = (batch.fields[key][0] for key in ("input_ids", "labels", "attention_mask"))
+            asked_for = labels[labels != -100]
+            assert len(asked_for) == 2, "a word, and the end that this tokenizer writes"
+            assert asked_for[0] == ids[1] != ids[int(length.sum()) - 3], "the first word of the text is asked for"
+            assert sorted(ids.tolist()) == sorted(other.fields["input_ids"][0].tolist())
+    tables = run.experiment(study).tables
+    assert tables["known"]["known"].sum() == 2
+    assert tables["truth"].set_index("scorer").loc["patching", "as_patching"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"corrupt": ""}, r"data=pairs.jsonl: \d+ of \d+ lines have a corrupt text, all or none must have one"),
+        ({"corrupt": "dog"}, "data=pairs.jsonl: line 1: text and corrupt have .* and .* tokens, must have as many"),
+    ],
+)
+def test_pairs_that_cannot_be_are_refused_in_one_line(
+    changed: dict[str, str], message: str, here: Path, cache: Path
+) -> None:
+    sizes = [f"model.{split}={size}" for split, size in {"score": 40, "choose": 2, "report": 2}.items()]
+    data = write_pairs(here, **changed)
+    rows = len((here / "pairs.jsonl").read_text().splitlines())
+    sizes[0] = f"model.score={rows - 4}"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        _ = asked(cache, "model.path=gpt2", data, *sizes, experiment="truth").study()
+
+
 @pytest.mark.usefixtures("here")
 def test_a_whole_run_leaves_its_folder_and_names_no_machine(cache: Path, tmp_path: Path) -> None:
     arguments = ["experiment=ablate", "model=hf", "model.path=bert", "data=texts.txt", "objective=drift", *SIZES]

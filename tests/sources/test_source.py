@@ -73,7 +73,7 @@ def allowed() -> Any:
 
 KINDS = {name: type(option(name, {"experiment": Experiment})) for name in options("experiment")}
 STUDIES = [name for name, kind in KINDS.items() if not kind.needs_training]
-QUICK = [name for name in STUDIES if name not in ("compare", "interact", "speed")]
+QUICK = [name for name in STUDIES if name not in ("compare", "speed")]
 EACH = [*QUICK, *slow(*(name for name in STUDIES if name not in QUICK))]
 Done = Callable[[str], Results]
 
@@ -85,7 +85,7 @@ def done(cache: Path) -> Done:
 
 
 def test_what_needs_no_training_runs_on_any_model() -> None:
-    assert {"ablate", "compare", "explain", "interact", "prune", "speed"} <= set(STUDIES)
+    assert {"ablate", "compare", "explain", "prune", "speed"} <= set(STUDIES)
 
 
 @pytest.mark.parametrize("name", EACH)

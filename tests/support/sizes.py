@@ -31,6 +31,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "experiment": {
         "ablate": {"latency_rounds": 2, "latency_batch": 4},
         "prune": {"budgets": [0.5], "latency_rounds": 2, "latency_batch": 4},
+        "truth": {"top": 1, "redraws": 20},
         "speed": {"d_models": [16, 24], "batch_sizes": [1, 3], "source_lengths": [4], "target_lengths": [5]}
         | {"budgets": [1, 3], "rounds": 3},
     },

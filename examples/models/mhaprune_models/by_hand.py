@@ -102,7 +102,7 @@ class ByHand(Pretrained):
 
 def shuffled(jobs: Sequence[Job], seed: int) -> list[Job]:
     """Return the jobs of a layer in random order, with heads of noise to make it full."""
-    noise = [Job("noise", n % T, f"field {n % 5}", 0.1) for n in range(HEADS - len(jobs))]
+    noise = [Job("noise", 5 + n % 7, f"field {n % 5}", 0.1) for n in range(HEADS - len(jobs))]
     every = [*jobs, *noise]
     random.Random(seed).shuffle(every)
     return every

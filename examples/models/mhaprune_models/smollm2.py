@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from pydoc_data.topics import topics  # type: ignore[import-not-found]
+from pydoc_data.topics import topics
 from typing import Annotated, Any, NamedTuple
 
 import torch

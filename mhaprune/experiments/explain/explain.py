@@ -53,7 +53,7 @@ class Explain(Experiment):
 
     reads_example = True
     question = "What does every head look at, and what breaks without it?"
-    then = "`experiment=ablate` removes heads; `experiment=interact` shows which of them can replace each other."
+    then = "`experiment=ablate` removes heads."
     figures = (
         *(report.head_profiles, alignment_scores, report.attention_maps),
         *(appendix(agreement), appendix(training_curve)),

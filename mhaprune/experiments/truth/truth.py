@@ -1,4 +1,4 @@
-"""Which scores find the heads that are known to matter?
+"""Scores against heads that are known to matter.
 
 Dimensions: E = examples, N = heads, R = redraws or draws.
 """
@@ -31,7 +31,7 @@ class Truth(Experiment):
     `top` heads by exact patching on the *report* split; the scores read the *score* split.
     """
 
-    top: Annotated[int, Ge(1)] = 16
+    top: Annotated[int, Ge(1)] = 8
     """Number of heads that count as known if they are found by patching."""
     redraws: Annotated[int, Ge(20)] = 200
     """Number of redraws of the examples for the intervals."""
@@ -52,10 +52,9 @@ class Truth(Experiment):
             known = known_table(study, self.top)
         matters_N = known["known"].to_numpy(bool)
         if not 0 < matters_N.sum() < len(matters_N):
-            raise ValueError(
-                f"experiment.top={self.top}: {matters_N.sum()} of {len(matters_N)} {subject.counted} are known to"
-                " matter, must be some and not all"
-            )
+            what = f"experiment.top={self.top}" if study.known is None else "known"
+            counted = f"{matters_N.sum() or 'none'} of the model's {len(matters_N)} {subject.counted}"
+            raise ValueError(f"{what}: {counted} matters, must be some and not all")
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
         with doing("score"):
             heads = heads_table(scoring, study.scorers)

@@ -23,10 +23,11 @@ def say(tables: Tables) -> Iterator[str]:
     table, units = tables["truth"], unit_name(tables)
     scores = table[table["family"] != UNINFORMED]
     count, source = int(table["heads_known"].iloc[0]), SOURCES.get(table["known_from"].iloc[0], "known")
-    best = scores.iloc[0]
+    best, total = scores.iloc[0], len(tables["known"])
+    found = f", {100 * best['recall']:.0f} % of them among its first {count}" if count > 1 else ""
     yield (
-        f"{best['scorer']} finds the {count} {units} that {source} best: area under ROC {_interval(best, 'auroc')},"
-        f" {100 * best['recall']:.0f} % of them among its first {count}."
+        f"{best['scorer']} is best at finding the {count} of {total} {units} that {source}: area under ROC"
+        f" {_interval(best, 'auroc')}{found}."
     )
     within = scores[scores["auroc"] >= best["auroc"] - 0.02]
     costs = within["forward_passes"] + 2 * within["backward_passes"]

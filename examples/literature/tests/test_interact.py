@@ -2,7 +2,6 @@
 
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,23 +9,32 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from mhaprune.experiments import interact
-from mhaprune.experiments.interact import BROKEN, NEITHER, STAND_IN, TOGETHER, Interact, kinds_of_pairs
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.reporting.heat_map import MISSING
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.runs.run import Run, build
-from mhaprune.tables import ENDS, HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, QUALITY, Tables, named
-from support.composing import compose
+from mhaprune.tables import ENDS, HEAD, LOSS_RISE, QUALITY, Tables, named
+from mhaprune_literature import interact
+from mhaprune_literature.interact import (
+    BROKEN,
+    INTERACTION,
+    NEITHER,
+    OTHER_HEAD,
+    STAND_IN,
+    TOGETHER,
+    Interact,
+    kinds_of_pairs,
+)
+from support.composing import EXAMPLES, compose
 from support.figures import check_legible
-from support.sizes import TINY, chosen, small
+from support.sizes import TINY, small
 
 
 @pytest.fixture(scope="module")
-def run(cache: Path) -> Run:
-    two = "scorer=[ablation,magnitude]"
-    return build(compose(*TINY, *small("task", "sort"), *chosen("experiment", "interact"), two, f"cache={cache}"))
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    settings = ("experiment=interact", "scorer=[ablation,magnitude]", f"cache={tmp_path_factory.mktemp('cache')}")
+    return build(compose(EXAMPLES, *TINY, *small("task", "sort"), *settings))
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +104,15 @@ def made() -> dict[str, pd.DataFrame]:
     return {"alone": alone, "pairs": pairs, "together": rows}
 
 
-def test_what_is_said(snapshot: Any) -> None:
+def test_what_is_said() -> None:
     """Two pairs differ from 0 surely by .001 and not surely by .002. A head that harms is no work of two."""
     broken, harms = made(), made()
     broken["alone"].loc[2, QUALITY] = 0.45
     broken["pairs"]["kind"] = kinds_of_pairs(broken["pairs"], broken["alone"])
     harms["alone"].loc[3, LOSS_RISE] = -0.05
     cases = {"a pair of each kind": made(), "one head breaks the model": broken, "one head harms": harms}
-    snapshot("interact", {name: Interact.say(tables) for name, tables in cases.items()})
+    text = "\n".join("\n".join([f"== {case}", *Interact.say(tables), ""]) for case, tables in cases.items())
+    assert text == (Path(__file__).parent / "interact.txt").read_text()
     assert [number.large for number in Interact.headline(made())] == ["1 of 6", "1 of 6"]
 
 

@@ -33,9 +33,7 @@ from mhaprune.statistics.intervals import CONFIDENCE, differs_p, moments, with_i
 from mhaprune.subject import Subject
 from mhaprune.tables import (
     HEAD,
-    INTERACTION,
     LOSS_RISE,
-    OTHER_HEAD,
     QUALITY,
     Tables,
     in_brackets,
@@ -44,6 +42,10 @@ from mhaprune.tables import (
     quality_name,
 )
 
+OTHER_HEAD = [f"other_{column}" for column in HEAD]
+"""The columns that name the second head of a pair."""
+INTERACTION = "interaction"
+"""The column with the cost of closing two heads together, minus the costs of closing each of them alone, in nats."""
 STAND_IN, TOGETHER, BROKEN, NEITHER = "can replace each other", "work together", "one breaks the model", "neither"
 """The values of the column `kind`; `NEITHER` if the interaction is small or not sure."""
 LARGEST = 10.0

@@ -1,0 +1,64 @@
+"""`shortlist`: exact where it decides, an estimate elsewhere."""
+
+import pytest
+import torch
+
+from mhaprune import losses, wrap
+from mhaprune.front.heads import Heads
+from mhaprune.scorers.shortlist import Shortlist
+from support.classifier import batches, classifier
+
+
+@pytest.fixture(scope="module")
+def heads() -> Heads:
+    clean = batches(3)
+    corrupt = [{**batch, "input_ids": batch["input_ids"] % 10 + 1} for batch in clean]
+    return wrap(classifier(), losses.classification, score=clean, corrupt=corrupt)
+
+
+@pytest.mark.parametrize(("replace", "exact"), [("corrupt", "patching"), ("zero", "ablation")])
+def test_what_is_measured_is_exact_and_the_rest_is_the_larger_estimate(heads: Heads, replace: str, exact: str) -> None:
+    truth = heads.score(exact)
+    steps = heads.score("attribution_patching")["score"] if replace == "corrupt" else None
+    for checks in (2, 5, 8):
+        found = heads.score(Shortlist(replace=replace, top=2, checks=checks, enough=1.0))  # type: ignore[arg-type]
+        mine = found["exact"].astype(bool)
+        assert mine.sum() == checks
+        assert found.loc[mine, "score"].to_numpy() == pytest.approx(truth.loc[mine, "score"].to_numpy(), abs=1e-6)
+        assert found.loc[mine, "stderr"].to_numpy() == pytest.approx(truth.loc[mine, "stderr"].to_numpy(), rel=1e-3)
+        if steps is not None:
+            assert (found.loc[~mine, "score"] >= steps[~mine] - 1e-9).all()
+        passes = 1 + (replace == "corrupt")
+        parts = 1 + (checks > 2)
+        assert found["forward_passes"].iloc[0] == 3 + parts * passes + checks
+        assert found["backward_passes"].iloc[0] == 2
+    assert found["sure"].eq(1).all(), "all were measured"
+    assert found["rank"].tolist() == truth["rank"].tolist()
+
+
+def test_it_ends_as_soon_as_it_is_sure_enough(heads: Heads) -> None:
+    least = heads.score(Shortlist(top=3, checks=8, enough=0.0))
+    assert least["exact"].sum() == 3, "the top is always measured"
+    assert 0 <= least["sure"].iloc[0] <= 1
+
+
+def test_how_sure_it_is_depends_on_what_the_estimates_missed() -> None:
+    scorer, checked = Shortlist(top=2), [0, 1, 2, 3]
+    guess = torch.tensor([4.0, 3.0, 2.0, 1.0, 0.5, 0.2])
+
+    def sure(*missed: float) -> float:
+        return scorer.known(guess, guess + torch.tensor([0.0, 0.0, *missed, 0.0, 0.0]), checked)
+
+    normal = torch.distributions.Normal(0.0, 1.0)
+    limits = (3.0 - guess[4:]) / 1.0
+    assert sure(1.0, -1.0) == pytest.approx(float(normal.cdf(limits).prod()), rel=1e-5)
+    assert sure(0.1, -0.1) > sure(1.0, -1.0) > sure(2.0, -0.5)
+    assert sure(0.0, 0.0) == 1.0
+    assert scorer.known(guess, guess, [0]) == 0.0, "fewer than the top"
+
+
+def test_examples_without_counterparts_are_refused_but_for_zeros() -> None:
+    heads = wrap(classifier(), losses.classification, score=batches(2))
+    with pytest.raises(ValueError, match=r"^scorer=shortlist: needs a corrupt counterpart of every example"):
+        heads.score("shortlist")
+    assert heads.score(Shortlist(replace="zero"))["exact"].any()
