@@ -194,11 +194,7 @@ def variables(path: Path) -> Iterator[tuple[str, np.ndarray]]:
 def renamed(weights: dict[str, Tensor], width: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights under their names in transformers. CTranslate2 joins the projections of one attention."""
     places = {"self_attention": "self_attn", "attention": "encoder_attn", "ffn": ""}
-    norms = {
-        "self_attention": "self_attn_layer_norm",
-        "attention": "encoder_attn_layer_norm",
-        "ffn": "final_layer_norm",
-    }
+    norms = {name: f"{place or 'final'}_layer_norm" for name, place in places.items()}
     kinds = {"gamma": "weight", "beta": "bias", "weight": "weight", "bias": "bias"}
     whole = {"encoder/position_encodings/encodings": "encoder.embed_positions.weight"}
     whole |= {"decoder/position_encodings/encodings": "decoder.embed_positions.weight"}
@@ -221,10 +217,12 @@ def renamed(weights: dict[str, Tensor], width: int) -> Iterator[tuple[str, Tenso
         elif place == "ffn":
             yield f"{where}.{'fc1' if part == 'linear_0' else 'fc2'}.{kind}", values
         else:
-            first = ("q_proj", "k_proj", "v_proj") if place == "self_attention" else ("q_proj",)
-            joined = {"linear_0": first, "linear_1": ("out_proj",), "linear_2": ("out_proj",)}
-            if place == "attention":
-                joined["linear_1"] = ("k_proj", "v_proj")
+            own = place == "self_attention"
+            joined = {
+                "linear_0": ["q_proj", "k_proj", "v_proj"] if own else ["q_proj"],
+                "linear_1": ["out_proj"] if own else ["k_proj", "v_proj"],
+                "linear_2": ["out_proj"],
+            }
             for projection, piece in zip(joined[part], values.split(width), strict=True):
                 if not (projection == "k_proj" and kind == "bias"):  # of keys it is 0, and transformers has none
                     yield f"{where}.{places[place]}.{projection}.{kind}", piece
