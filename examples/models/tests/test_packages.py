@@ -1,0 +1,125 @@
+"""The models that come as packages: their texts are what they are said to be. The weights need not be installed."""
+
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mhaprune_models import rxnmapper, smollm2, whisper
+from mhaprune_models.rxnmapper import Rxnmapper
+from mhaprune_models.smollm2 import Pair, Smollm2
+from mhaprune_models.whisper import Whisper
+
+
+class Words:
+    """A tokenizer whose tokens are words."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        ids = [self.known.setdefault(word, len(self.known) + 1) for word in text.split()]
+        return type("Encoding", (), {"input_ids": ids})()
+
+
+@pytest.mark.parametrize("name", ["repeats", "indirect_object", "agreement"])
+def test_pairs_of_texts_have_equal_lengths_and_differ(name: str) -> None:
+    pairs = smollm2.pairs_of(name, Smollm2(length=5), Words(), random.Random(0))
+    for pair in (next(pairs) for _ in range(20)):
+        assert len(pair.text) == len(pair.corrupt)
+        assert pair.text != pair.corrupt
+        if name == "repeats":
+            assert pair.text[:5] == pair.text[5:] == pair.corrupt[5:] != pair.corrupt[:5]
+        else:
+            assert pair.right != pair.wrong
+            changed = [own != other for own, other in zip(pair.text, pair.corrupt, strict=True)]
+            assert sum(changed) == 1
+
+
+def test_the_right_name_is_the_one_who_is_given_something() -> None:
+    for seed in range(30):
+        text, corrupt, right, wrong = smollm2.indirect_object(random.Random(seed))
+        names = [word.strip(",") for word in text.split() if word.strip(",") in smollm2.NAMES.split()]
+        assert sorted(names) == sorted([right.strip(), wrong.strip(), wrong.strip()]), "the giver is named twice"
+        others = [word.strip(",") for word in corrupt.split() if word.strip(",") in smollm2.NAMES.split()]
+        assert len(set(others)) == 3, "in the counterpart nobody is"
+        text, corrupt, right, wrong = smollm2.agreement(random.Random(seed))
+        assert (text.split()[1][-1] == "s") == (right == " are") != (corrupt.split()[1][-1] == "s")
+
+
+def test_texts_in_a_batch_are_padded_on_the_right_and_the_loss_reads_what_is_asked() -> None:
+    pairs = [Pair([5, 6, 7], [5, 9, 7], 1, 2), Pair([5, 6, 7, 8], [5, 9, 7, 8], 2, 1)]
+    batch = smollm2.batch_of(pairs, "agreement")
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 0], [5, 6, 7, 8]]
+    logits = torch.zeros(2, 4, 10)
+    logits[0, 2, 1], logits[1, 3, 1] = 3.0, 2.0
+    output = type("Output", (), {"logits": logits})()
+    assert smollm2.contrast(output, batch).tolist() == [-3.0, 2.0]
+    assert smollm2.right_word(output, batch).tolist() == [1.0, 0.0]
+    labels = smollm2.batch_of([Pair([1, 2, 3, 1, 2, 3], [4, 5, 6, 1, 2, 3])], "repeats")["labels"]
+    assert labels.tolist() == [[-100, -100, -100, -100, 2, 3]]
+
+
+def test_a_reaction_keeps_its_atoms_but_for_what_leaves_and_only_masks_are_asked_for() -> None:
+    found = rxnmapper.reactions(random.Random(0))
+    assert len({str(each) for each in found}) == len(found) > 300
+    for each in found:
+        before, after = (sum(bool(rxnmapper.ATOM.match(token)) for token in part) for part in each)
+        assert before - after == 1, "one atom leaves"
+    words = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", ">>", *sorted({t for each in found for part in each for t in part})]
+    ids = {word: n for n, word in enumerate(words)}
+    clean, corrupt = Rxnmapper(masked=2).batches_of(found[:16], found, ids, random.Random(0))
+    masked = clean["input_ids"] == ids["[MASK]"]
+    assert torch.equal(masked, clean["labels"] != -100)
+    assert (masked.sum(dim=1) == 2).all()
+    for row, own, other in zip(range(16), clean["input_ids"].tolist(), corrupt["input_ids"].tolist(), strict=True):
+        arrow = own.index(ids[">>"])
+        assert own[arrow:] == other[arrow:], "the product is the same"
+        assert own[:arrow] != other[:arrow]
+        assert clean["attention_mask"][row].sum() == len(own) - own.count(0)
+
+
+def test_a_file_of_weights_is_read_and_joined_projections_are_taken_apart(tmp_path: Path) -> None:
+    def text(words: str) -> bytes:
+        return struct.pack("<H", len(words) + 1) + words.encode() + b"\0"
+
+    width, values = 2, np.arange(12, dtype=np.float16).reshape(6, 2)
+    name = "decoder/layer_3/self_attention/linear_0/weight"
+    head = struct.pack("<I", 6) + text("WhisperSpec") + struct.pack("<II", 3, 1)
+    shape = struct.pack("<BIIBI", 2, 6, 2, 4, values.nbytes)
+    (tmp_path / "model.bin").write_bytes(head + text(name) + shape + values.tobytes())
+    ((found, read),) = whisper.variables(tmp_path / "model.bin")
+    assert (found, read.tolist()) == (name, values.tolist())
+    weights = {name: torch.from_numpy(read.astype(np.float32)), "decoder/scale_embeddings": torch.zeros(1)}
+    parts = dict(whisper.renamed(weights, width))
+    assert {key.split(".")[-2]: part.tolist() for key, part in parts.items()} == {
+        "q_proj": [[0, 1], [2, 3]],
+        "k_proj": [[4, 5], [6, 7]],
+        "v_proj": [[8, 9], [10, 11]],
+    }
+    assert set(parts) == {f"model.decoder.layers.3.self_attn.{each}_proj.weight" for each in "qkv"}
+
+
+def test_the_decoder_reads_what_it_should_write_one_token_before() -> None:
+    batch = whisper.written([" one two three", " one"], Words())
+    reads, labels = batch["decoder_input_ids"], batch["labels"]
+    assert reads[0, :2].tolist() == [whisper.BEGIN, whisper.NO_TIMES]
+    assert labels[0].tolist() == [-100, 1, 2, 3, whisper.END]
+    assert reads[0, 2:].tolist() == labels[0, 1:-1].tolist()
+    assert labels[1].tolist() == [-100, 1, whisper.END, -100, -100]
+
+
+@pytest.mark.parametrize(("model", "module"), [(Smollm2(), smollm2), (Rxnmapper(), rxnmapper), (Whisper(), whisper)])
+def test_a_package_that_is_missing_and_foreign_data_are_said_in_one_line(
+    model: Any, module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "FOLDER", tmp_path / "nothing")
+    with pytest.raises(ValueError, match=rf"^model={model.title}: (is not installed|needs transformers): pip install"):
+        model.read(None, None, str(tmp_path))
+    with pytest.raises(ValueError, match=rf"^data=a.txt: model={model.title} has \w+ of its own, leave it out"):
+        model.read("a.txt", None, str(tmp_path))
+    with pytest.raises(ValueError, match=rf"^objective=poetry: model={model.title} is judged by \w+"):
+        model.read(None, "poetry", str(tmp_path))
