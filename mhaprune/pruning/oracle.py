@@ -145,8 +145,9 @@ def _search(run: _Runner, num_heads: int, budgets: Sequence[int], beam_width: in
     beam: list[Removed] = [()]
     run(beam, 1)
     best_of: list[Removed] = [()]
-    with doing("search", num_heads + len(budgets)) as step:
-        for _ in range(num_heads):
+    most = max(budgets, default=0)
+    with doing("search", most + len(budgets)) as step:
+        for _ in range(most):
             further = {tuple(sorted({*subset, n})) for subset in beam for n in range(num_heads) if n not in subset}
             run(sorted(further), len(further))
             beam = sorted(sorted(further), key=loss)[:beam_width]

@@ -46,6 +46,11 @@ class Shortlist(Scorer):
     enough: Annotated[float, Within(0, 1)] = 0.95
     """The probability with which the top is known when no more heads are measured."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.checks < self.top:
+            raise ValueError(f"checks={self.checks}: must be top={self.top} or more")
+
     @property
     def reads_pairs(self) -> bool:
         return self.replace == "corrupt"
@@ -58,13 +63,14 @@ class Shortlist(Scorer):
         values_EN = torch.where(larger_N, ways[1], ways[0])
         guess_N = values_EN.mean(dim=0)
         order, checked, sure, passes = guess_N.argsort(descending=True).tolist(), list[int](), 0.0, 1.0 + self.steps
-        while not checked or (sure < self.enough and len(checked) < min(self.checks, len(order))):
-            most = self.checks - len(checked)
-            some = order[len(checked) :][: min(most, AT_ONCE if checked else max(self.top, 2))]
+        while left := order[len(checked) : self.checks]:
+            some = left[: AT_ONCE if checked else self.top]
             values_EN[:, some] = rises(subject, examples, replacement, some)
             checked += some
             passes += 1 + self.reads_pairs + len(some)
             sure = self.known(guess_N, values_EN.mean(dim=0), checked)
+            if sure >= self.enough:
+                break
         exact_N = torch.zeros(len(order), dtype=torch.bool)
         exact_N[checked] = True
         scores = Scores.mean_over_examples(values_EN, passes, self.steps)

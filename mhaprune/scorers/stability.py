@@ -26,6 +26,8 @@ def stability(values_EN: Tensor, seed: int = 0) -> dict[str, float]:
     all examples; NaN if `MOST` are too few. Redraws of more examples than there are treat these as all that there are.
     """
     count, N = values_EN.shape
+    if not N:
+        return unknown()
     top, draw = max(1, round(TOP * N)), torch.Generator().manual_seed(seed)
     whole_N = at_the_top(values_EN.mean(dim=0)[None], top)[0]
 
@@ -36,8 +38,9 @@ def stability(values_EN: Tensor, seed: int = 0) -> dict[str, float]:
         )
         return at_the_top(times_RE.to(values_EN) @ values_EN, top)
 
-    first_RN = redrawn(count)
-    shared = (first_RN[0::2] & first_RN[1::2]).sum(dim=1).double().mean() / top
+    first_RN, other_RN = redrawn(count).chunk(2)
+    most_R = torch.maximum(first_RN.sum(dim=1), other_RN.sum(dim=1))
+    shared = ((first_RN & other_RN).sum(dim=1) / most_R).double().mean()
     low, high = 0, int(math.log2(MOST)) + 1  # 2 ** high are enough, or too many to try
     while high - low > 1:
         middle = (low + high) // 2
@@ -52,6 +55,6 @@ def unknown() -> dict[str, float]:
 
 
 def at_the_top(scores_RN: Tensor, top: int) -> Tensor:
-    """Return True for the largest scores of each row, (R, N). Of equal scores the first count."""
-    order_RN = scores_RN.argsort(dim=1, descending=True, stable=True)
-    return torch.zeros_like(scores_RN, dtype=torch.bool).scatter(1, order_RN[:, :top], True)
+    """Return True for the largest scores of each row, (R, N), and for those that are equal to the last of them."""
+    least_R = scores_RN.kthvalue(scores_RN.shape[1] + 1 - top, dim=1).values
+    return scores_RN >= least_R[:, None]

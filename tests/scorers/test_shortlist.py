@@ -57,6 +57,11 @@ def test_how_sure_it_is_depends_on_what_the_estimates_missed() -> None:
     assert scorer.known(guess, guess, [0]) == 0.0, "fewer than the top"
 
 
+def test_fewer_checks_than_heads_at_the_top_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^checks=5: must be top=10 or more$"):
+        Shortlist(checks=5)
+
+
 def test_examples_without_counterparts_are_refused_but_for_zeros() -> None:
     heads = wrap(classifier(), losses.classification, score=batches(2))
     with pytest.raises(ValueError, match=r"^scorer=shortlist: needs a corrupt counterpart of every example"):
