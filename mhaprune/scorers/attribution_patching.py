@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import torch
+
 from mhaprune.data import Data
+from mhaprune.measure.outcomes import all_open, gate_gradients
 from mhaprune.scorers.base import Scorer, Scores
-from mhaprune.scorers.replacing import corrupted, slopes
+from mhaprune.scorers.replacing import corrupted
 from mhaprune.settings.ranges import Ge
 from mhaprune.subject import Subject
 
@@ -27,5 +30,8 @@ class AttributionPatching(Scorer):
     """Number of points; the first is the example as it is."""
 
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
-        values_EN = slopes(subject, examples, corrupted(examples), self.steps).mean(dim=0)
-        return Scores.mean_over_examples(values_EN, 1 + self.steps, self.steps)
+        # A head with the gate g outputs c̃ + g · (c - c̃). So the derivative in g is the score but for its sign.
+        points = all_open(subject, self.steps)
+        points *= 1 - torch.arange(self.steps).to(points)[:, None] / self.steps
+        values_SEN = -gate_gradients(subject, examples, points, replacement=corrupted(examples))
+        return Scores.mean_over_examples(values_SEN.mean(dim=0), 1 + self.steps, self.steps)

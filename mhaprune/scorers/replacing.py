@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.measure.outcomes import Replacement, all_open, gate_gradients, measure_masks
+from mhaprune.measure.outcomes import Replacement, all_open, measure_masks
 from mhaprune.subject import Subject
 
 LARGEST = 2**26
@@ -30,17 +30,6 @@ def rises(
         parts.append(measure_masks(subject, examples, gates_MN, replacement).loss.double())
     loss_ME = torch.cat(parts)
     return (loss_ME[1:] - loss_ME[0]).T
-
-
-def slopes(subject: Subject, examples: Data, replacement: Replacement | None, steps: int) -> Tensor:
-    """Return the first-order estimates of `rises` at points between open gates and closed ones, (steps, E, N). At the
-    first point all gates are open; on the way all of them close together.
-
-    A head with the gate g outputs r + g · (c - r), where r replaces c. So the derivative in g is the estimate but for
-    its sign.
-    """
-    points = all_open(subject, steps) * (1 - torch.arange(steps, device=subject.device) / steps)[:, None]
-    return -gate_gradients(subject, examples, points.to(subject.dtype), replacement=replacement)
 
 
 def corrupted(examples: Data) -> Replacement:

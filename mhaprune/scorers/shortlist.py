@@ -1,6 +1,6 @@
 """Score: exact where it decides, estimated elsewhere.
 
-Dimensions: S = steps, E = examples, N = all heads.
+Dimensions: E = examples, N = all heads.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
+from mhaprune.measure.outcomes import all_open, gate_gradients
 from mhaprune.scorers.base import Scorer, Scores
-from mhaprune.scorers.replacing import corrupted, rises, slopes
+from mhaprune.scorers.replacing import corrupted, rises
+from mhaprune.scorers.taylor import token_gradients
 from mhaprune.settings.ranges import Ge, Within
 from mhaprune.subject import Subject
 
@@ -25,12 +27,13 @@ class Shortlist(Scorer):
     """The exact rise of the loss for heads that may be among the `top`, and an estimate for all others.
 
     The estimate is a first-order one of `patching`, or of `ablation` if `replace` is "zero": the derivative with all
-    heads as they are, or its mean over the `steps` of `attribution_patching`, whichever is larger. The first misses
-    heads that others stand in for, the second those that few others help. Then heads are measured alone, those of the
-    largest estimates first, until the top is known with the probability `enough`, or `checks` are made.
+    heads as they are, or its mean with that half of the way to their replacements, whichever is larger. The first
+    misses heads that are saturated, the second those that need others.
 
-    The table says which scores are `exact`, and how `sure` it is that the top is among them: as if what the estimates
-    missed were normal, with the spread that it had for the heads that were measured last.
+    What an estimate misses is taken to be normal with a spread in proportion to the parts that cancel in it: the sum of
+    the absolute derivatives by token. The heads that were measured say in which proportion. So the heads that are
+    measured next are those that most probably belong to the top, until the top is known with the probability `enough`,
+    or `checks` are made. The table says which scores are `exact`, and how `sure` it is that the top is among them.
     """
 
     family: ClassVar[str] = "patching"
@@ -39,10 +42,8 @@ class Shortlist(Scorer):
     """The replacement for the output of a head: its output on the corrupt counterpart, or zeros."""
     top: Annotated[int, Ge(1)] = 10
     """Number of the most important heads that are asked for."""
-    checks: Annotated[int, Ge(2)] = 32
+    checks: Annotated[int, Ge(1)] = 64
     """The largest number of heads that are measured."""
-    steps: Annotated[int, Ge(1)] = 2
-    """Number of points at which derivatives are taken."""
     enough: Annotated[float, Within(0, 1)] = 0.95
     """The probability with which the top is known when no more heads are measured."""
 
@@ -57,32 +58,37 @@ class Shortlist(Scorer):
 
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         replacement = corrupted(examples) if self.reads_pairs else None
-        slopes_SEN = slopes(subject, examples, replacement, self.steps)
-        ways = slopes_SEN[0], slopes_SEN.mean(dim=0)
-        larger_N = ways[1].mean(dim=0) > ways[0].mean(dim=0)
-        values_EN = torch.where(larger_N, ways[1], ways[0])
-        guess_N = values_EN.mean(dim=0)
-        order, checked, sure, passes = guess_N.argsort(descending=True).tolist(), list[int](), 0.0, 1.0 + self.steps
-        while left := order[len(checked) : self.checks]:
+        slopes_EN, sizes_EN = token_gradients(subject, examples, replacement=replacement)
+        half_EN = gate_gradients(subject, examples, all_open(subject, 1)[0] / 2, replacement=replacement)
+        ways = -slopes_EN, -(slopes_EN + half_EN) / 2
+        values_EN = torch.where(ways[1].mean(dim=0) > ways[0].mean(dim=0), ways[1], ways[0])
+        guess_N, sizes_N = values_EN.mean(dim=0), sizes_EN.mean(dim=0)
+        order, checked, sure = guess_N.argsort(descending=True).tolist(), list[int](), 0.0
+        passes = 2.0 + 2 * self.reads_pairs
+        while left := order[: self.checks - len(checked)]:
             some = left[: AT_ONCE if checked else self.top]
             values_EN[:, some] = rises(subject, examples, replacement, some)
             checked += some
             passes += 1 + self.reads_pairs + len(some)
-            sure = self.known(guess_N, values_EN.mean(dim=0), checked)
+            order, sure = self.others(guess_N, sizes_N, values_EN.mean(dim=0), checked)
             if sure >= self.enough:
                 break
-        exact_N = torch.zeros(len(order), dtype=torch.bool)
+        exact_N = torch.zeros(len(guess_N), dtype=torch.bool)
         exact_N[checked] = True
-        scores = Scores.mean_over_examples(values_EN, passes, self.steps)
+        scores = Scores.mean_over_examples(values_EN, passes, 2)
         return replace(scores, columns={"exact": exact_N, "sure": sure})
 
-    def known(self, guess_N: Tensor, exact_N: Tensor, checked: Sequence[int]) -> float:
-        """Return the probability that no other head belongs to the top of those that were checked. `exact_N` need not
-        be exact for others."""
+    def others(
+        self, guess_N: Tensor, sizes_N: Tensor, exact_N: Tensor, checked: Sequence[int]
+    ) -> tuple[list[int], float]:
+        """Return the heads that were not checked, in the order in which they may belong to the top, and the probability
+        that none of them does. `exact_N` need not be exact for them."""
         others = sorted(set(range(len(guess_N))) - {*checked})
         if not others or len(checked) < self.top:
-            return float(not others)
-        last = list(checked)[len(checked) // 2 :]
-        spread = (exact_N[last] - guess_N[last]).square().mean().sqrt().clamp(min=torch.finfo(torch.double).tiny)
-        limit = exact_N[list(checked)].sort(descending=True).values[self.top - 1]
-        return float(torch.special.log_ndtr((limit - guess_N[others]) / spread).sum().exp())
+            return others, float(not others)
+        mine = list(checked)
+        spread = ((exact_N[mine] - guess_N[mine]).square().sum() / sizes_N[mine].square().sum()).sqrt()
+        limit = exact_N[mine].sort(descending=True).values[self.top - 1]
+        tiny = torch.finfo(torch.double).tiny
+        apart = (limit - guess_N[others]) / (spread * sizes_N[others]).clamp(min=tiny)
+        return [others[n] for n in apart.argsort().tolist()], float(torch.special.log_ndtr(apart).sum().exp())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.measure.outcomes import BATCH_SIZE, all_open, by_length, gate_gradients
+from mhaprune.measure.outcomes import BATCH_SIZE, Replacement, all_open, by_length, gate_gradients
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.settings.ranges import Ge
 from mhaprune.subject import Subject
@@ -33,7 +33,7 @@ class Taylor(Scorer):
 
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         if self.level == "token":
-            return Scores.mean_over_examples(token_gradients(subject, examples), 1, 1)
+            return Scores.mean_over_examples(token_gradients(subject, examples)[1], 1, 1)
         gradients_EN = gate_gradients(subject, examples)
         if self.level == "example":
             return Scores.mean_over_examples(gradients_EN.abs(), 1, 1)
@@ -47,13 +47,15 @@ class Taylor(Scorer):
 
 
 @torch.enable_grad()
-def token_gradients(subject: Subject, examples: Data, batch_size: int = BATCH_SIZE) -> Tensor:
-    """Return for every example and head the sum over tokens of |∂ℓ/∂ξ|, (E, N). ξ is a gate of one head at one
-    token."""
+def token_gradients(
+    subject: Subject, examples: Data, batch_size: int = BATCH_SIZE, replacement: Replacement | None = None
+) -> Tensor:
+    """Return for every example and head the sums over tokens of ∂ℓ/∂ξ and of |∂ℓ/∂ξ|, (2, E, N). ξ is an open gate of
+    one head at one token. What it closes is 0, or what `replacement` returns."""
     dtype = all_open(subject, 1).dtype
     order, batches = by_length(examples, batch_size)
     parts = []
-    for batch, _ in batches:
+    for batch, at in batches:
         shapes = zip(subject.queries(batch).items(), subject.grid.sizes, strict=True)
         gates = {
             block: torch.ones(len(batch), heads, valid_BT.shape[1], dtype=dtype, device=valid_BT.device)
@@ -61,7 +63,8 @@ def token_gradients(subject: Subject, examples: Data, batch_size: int = BATCH_SI
         }
         for gates_BHT in gates.values():
             gates_BHT.requires_grad_()
-        loss = subject.evaluate(batch, gates).loss.sum()
+        loss = subject.evaluate(batch, gates, replacement and replacement(subject, batch, at)).loss.sum()
         gradients = torch.autograd.grad(loss, list(gates.values()), allow_unused=True, materialize_grads=True)
-        parts.append(torch.cat([gradient.double().abs().sum(dim=2) for gradient in gradients], dim=1))
-    return torch.cat(parts)[order.argsort()]
+        both = [torch.stack([x.sum(dim=2), x.abs().sum(dim=2)]) for x in (gradient.double() for gradient in gradients)]
+        parts.append(torch.cat(both, dim=2))
+    return torch.cat(parts, dim=1)[:, order.argsort()]
