@@ -147,6 +147,30 @@ def gate_gradients(
 
 
 @torch.enable_grad()
+def token_gradients(
+    subject: Subject, examples: Data, batch_size: int = BATCH_SIZE, replacement: Replacement | None = None
+) -> Tensor:
+    """Return for every example and head the sums over tokens of ∂ℓ/∂ξ and of |∂ℓ/∂ξ|, (2, E, N). ξ is an open gate of
+    one head at one token. What it closes is 0, or what `replacement` returns."""
+    dtype = all_open(subject, 1).dtype
+    order, batches = by_length(examples, batch_size)
+    parts = []
+    for batch, at in batches:
+        shapes = zip(subject.queries(batch).items(), subject.grid.sizes, strict=True)
+        gates = {
+            block: torch.ones(len(batch), heads, valid_BT.shape[1], dtype=dtype, device=valid_BT.device)
+            for (block, valid_BT), heads in shapes
+        }
+        for gates_BHT in gates.values():
+            gates_BHT.requires_grad_()
+        loss = subject.evaluate(batch, gates, replacement and replacement(subject, batch, at)).loss.sum()
+        gradients = torch.autograd.grad(loss, list(gates.values()), allow_unused=True, materialize_grads=True)
+        both = [torch.stack([x.sum(dim=2), x.abs().sum(dim=2)]) for x in (gradient.double() for gradient in gradients)]
+        parts.append(torch.cat(both, dim=2))
+    return torch.cat(parts, dim=1)[:, order.argsort()]
+
+
+@torch.enable_grad()
 def gate_effects(subject: Subject, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return how much each gate changes the outputs, (N,), and the outputs with all gates open. The effect of a gate is
     the absolute derivative, with all gates open, of a random weighted sum of all outputs.

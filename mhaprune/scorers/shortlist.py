@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.measure.outcomes import all_open, gate_gradients
+from mhaprune.measure.outcomes import all_open, gate_gradients, token_gradients
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.replacing import corrupted, rises
-from mhaprune.scorers.taylor import token_gradients
 from mhaprune.settings.ranges import Ge, Within
 from mhaprune.subject import Subject
 

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.measure.outcomes import BATCH_SIZE, Replacement, all_open, by_length, gate_gradients
+from mhaprune.measure.outcomes import gate_gradients, token_gradients
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.settings.ranges import Ge
 from mhaprune.subject import Subject
@@ -44,27 +43,3 @@ class Taylor(Scorer):
         # Standard error of a weighted mean over batches; of one batch there is none.
         spread_N = (share_S**2 @ (means_SN - values_N) ** 2).sqrt() * (len(batches) / max(1, len(batches) - 1)) ** 0.5
         return Scores(values_N[None], spread_N[None] if len(batches) > 1 else None, 1, 1)
-
-
-@torch.enable_grad()
-def token_gradients(
-    subject: Subject, examples: Data, batch_size: int = BATCH_SIZE, replacement: Replacement | None = None
-) -> Tensor:
-    """Return for every example and head the sums over tokens of ∂ℓ/∂ξ and of |∂ℓ/∂ξ|, (2, E, N). ξ is an open gate of
-    one head at one token. What it closes is 0, or what `replacement` returns."""
-    dtype = all_open(subject, 1).dtype
-    order, batches = by_length(examples, batch_size)
-    parts = []
-    for batch, at in batches:
-        shapes = zip(subject.queries(batch).items(), subject.grid.sizes, strict=True)
-        gates = {
-            block: torch.ones(len(batch), heads, valid_BT.shape[1], dtype=dtype, device=valid_BT.device)
-            for (block, valid_BT), heads in shapes
-        }
-        for gates_BHT in gates.values():
-            gates_BHT.requires_grad_()
-        loss = subject.evaluate(batch, gates, replacement and replacement(subject, batch, at)).loss.sum()
-        gradients = torch.autograd.grad(loss, list(gates.values()), allow_unused=True, materialize_grads=True)
-        both = [torch.stack([x.sum(dim=2), x.abs().sum(dim=2)]) for x in (gradient.double() for gradient in gradients)]
-        parts.append(torch.cat(both, dim=2))
-    return torch.cat(parts, dim=1)[:, order.argsort()]

@@ -76,15 +76,15 @@ def test_a_folder_is_studied_as_what_it_is(
 
 def write_pairs(folder: Path, **changed: str) -> str:
     """A file of texts, counterparts and a word that follows; the first row has other columns where they are given."""
-    rows = pd.read_csv(folder / "texts.csv")["text"].map(lambda text: text.removesuffix(" ."))
+    texts = [text.split()[:-1] for text in pd.read_csv(folder / "texts.csv")["text"]]
     found = [
-        {"text": text, "corrupt": " ".join([text.split()[-1], *text.split()[:-1]]), "target": text.split()[0]}
-        for text in rows
-        if text.split()[0] != text.split()[-1]
+        {"text": " ".join(words), "corrupt": " ".join([words[-1], *words[:-1]]), "target": words[0]}
+        for words in texts
+        if words[0] != words[-1]
     ]
     found[0] |= changed
-    lines = [json.dumps({key: value for key, value in row.items() if value}) for row in found]
-    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    rows = [{key: value for key, value in row.items() if value} for row in found]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return "data=pairs.jsonl"
 
 
@@ -113,13 +113,10 @@ def test_pairs_of_a_file_are_patched_and_a_target_alone_is_asked_for(here: Path,
         ({"corrupt": "dog"}, "data=pairs.jsonl: line 1: text and corrupt have .* and .* tokens, must have as many"),
     ],
 )
-def test_pairs_that_cannot_be_are_refused_in_one_line(
-    changed: dict[str, str], message: str, here: Path, cache: Path
-) -> None:
-    sizes = [f"model.{split}={size}" for split, size in {"score": 40, "choose": 2, "report": 2}.items()]
+def test_pairs_that_cannot_be_are_refused_in_one_line(changed: Any, message: str, here: Path, cache: Path) -> None:
     data = write_pairs(here, **changed)
     rows = len((here / "pairs.jsonl").read_text().splitlines())
-    sizes[0] = f"model.score={rows - 4}"
+    sizes = [f"model.score={rows - 4}", "model.choose=2", "model.report=2"]
     with pytest.raises(ValueError, match=f"^{message}$"):
         _ = asked(cache, "model.path=gpt2", data, *sizes, experiment="truth").study()
 

@@ -14,6 +14,7 @@ import mhaprune
 from mhaprune import losses
 from mhaprune.experiments.base import Experiment, figures_of
 from mhaprune.heads import HeadMask
+from mhaprune.inputs import Known
 from mhaprune.measure.outcomes import measure
 from mhaprune.runs.run import Results, Run, build
 from mhaprune.settings import plugins
@@ -49,6 +50,7 @@ class Guest(Pretrained):
             facts={"model_task": "guessing", "objective": objective or "classification"},
             packages=(),
             tokens=tokens,
+            known=Known({"attention.0.1": "does it", "attention.1.2": "waits"}, ("does it",), "publication"),
         )
 
 
@@ -153,7 +155,7 @@ def test_what_it_has_not_is_left_out_with_a_notice(cache: Path, caplog: pytest.L
         run = described("compare", cache)
         pruning = described("prune", cache)
     scorers, _ = run.usable
-    assert set(scorers) == set(run.scorer) - {"gate", "patching", "attribution_patching"}
+    assert set(scorers) == set(run.scorer) - {"gate", "patching", "attribution_patching", "shortlist"}
     assert list(pruning.usable[1]) == ["refit", "fine_tune"]
     assert "scorer=[gate] is left out: it needs learned gates, so it is not for guest" in caplog.text
     assert "recovery=[from_scratch] is left out: it trains as the model was trained" in caplog.text

@@ -26,7 +26,7 @@ from mhaprune_literature.interact import (
     Interact,
     kinds_of_pairs,
 )
-from support.composing import EXAMPLES, compose
+from support.composing import EXAMPLES, compose, registered
 from support.figures import check_legible
 from support.sizes import TINY, small
 
@@ -34,7 +34,8 @@ from support.sizes import TINY, small
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     settings = ("experiment=interact", "scorer=[ablation,magnitude]", f"cache={tmp_path_factory.mktemp('cache')}")
-    return build(compose(EXAMPLES, *TINY, *small("task", "sort"), *settings))
+    with registered([EXAMPLES]):
+        return build(compose(EXAMPLES, *TINY, *small("task", "sort"), *settings))
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from mhaprune.experiments.base import Experiment, Findings, Setup
+from mhaprune.experiments.base import Experiment, Findings, Setup, with_proofs
 from mhaprune.experiments.truth import truth_report as report
 from mhaprune.experiments.truth.truth_report import PATCHED
+from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
 from mhaprune.progress import doing, track
+from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.scorers.agreement import spearman
 from mhaprune.scorers.base import Scores
 from mhaprune.scorers.replacing import corrupted, rises
@@ -75,7 +77,9 @@ class Truth(Experiment):
             row["as_patching"] = np.nan if patched is None else recall(values_N, at_the_top(patched, self.top))
             rows.append(row | cost)
         table = pd.DataFrame(rows).sort_values("auroc", ascending=False, kind="stable", ignore_index=True)
-        return Findings({"truth": table, "known": known, "heads": heads})
+        equivalence = EquivalenceCheck(subject, splits.proof)
+        equivalence.prove(HeadMask(subject.grid).without(*subject.grid))
+        return with_proofs(study, {"truth": table, "known": known, "heads": heads}, equivalence.worst)
 
 
 def known_table(study: Study, top: int) -> pd.DataFrame:
