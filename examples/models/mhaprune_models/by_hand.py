@@ -65,7 +65,7 @@ PLACES = ("symbol", "position", "between", *(f"field {n}" for n in range(5)), *(
 
 @dataclass(frozen=True)
 class ByHand(Pretrained):
-    """Two layers of twelve heads that copy five symbols of a sequence to its end. Five heads are needed, of two pairs
+    """Two layers of twelve heads that copy five symbols of a sequence to its end. Four heads are needed, of two pairs
     either head is enough, two heads hurt, six write where nobody reads, and the rest write a little noise. The order of
     the heads and the directions of the residual stream are drawn at random."""
 
