@@ -86,8 +86,11 @@ class Shortlist(Scorer):
         if not others or len(checked) < self.top:
             return others, float(not others)
         mine = list(checked)
-        spread = ((exact_N[mine] - guess_N[mine]).square().sum() / sizes_N[mine].square().sum()).sqrt()
+        missed, parts = ((x[mine].square().sum()).sqrt() for x in (exact_N - guess_N, sizes_N))
+        if missed > 0 and parts == 0:  # nothing is known of what estimates miss
+            return sorted(others, key=lambda n: -guess_N[n]), 0.0
+        spread_N = sizes_N[others] * (missed / parts if missed > 0 else 0.0)
         limit = exact_N[mine].sort(descending=True).values[self.top - 1]
-        tiny = torch.finfo(torch.double).tiny
-        apart = (limit - guess_N[others]) / (spread * sizes_N[others]).clamp(min=tiny)
+        gap_N = limit - guess_N[others]
+        apart = torch.where(spread_N > 0, gap_N / spread_N, torch.where(gap_N >= 0, torch.inf, -torch.inf))
         return [others[n] for n in apart.argsort().tolist()], float(torch.special.log_ndtr(apart).sum().exp())

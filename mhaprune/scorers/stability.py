@@ -26,7 +26,7 @@ def stability(values_EN: Tensor, seed: int = 0) -> dict[str, float]:
     all examples; NaN if `MOST` are too few. Redraws of more examples than there are treat these as all that there are.
     """
     count, N = values_EN.shape
-    if not N:
+    if not N or count < 2:
         return unknown()
     top, draw = max(1, round(TOP * N)), torch.Generator().manual_seed(seed)
     whole_N = at_the_top(values_EN.mean(dim=0)[None], top)[0]
@@ -41,7 +41,7 @@ def stability(values_EN: Tensor, seed: int = 0) -> dict[str, float]:
     first_RN, other_RN = redrawn(count).chunk(2)
     most_R = torch.maximum(first_RN.sum(dim=1), other_RN.sum(dim=1))
     shared = ((first_RN & other_RN).sum(dim=1) / most_R).double().mean()
-    low, high = 0, int(math.log2(MOST)) + 1  # 2 ** high are enough, or too many to try
+    low, high = -1, int(math.log2(MOST)) + 1  # 2 ** high are enough, or too many to try
     while high - low > 1:
         middle = (low + high) // 2
         same = (redrawn(2**middle) == whole_N).all(dim=1).double().mean()

