@@ -5,13 +5,14 @@ The front door: `mhaprune.run("experiment=ablate")`, `mhaprune.study("task=sort"
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mhaprune.attention.layer import MultiHeadAttention
     from mhaprune.front.budget import Budget
     from mhaprune.front.exporting import export
-    from mhaprune.front.heads import wrap
+    from mhaprune.front.heads import Heads, wrap
     from mhaprune.front.python import run, study
     from mhaprune.front.saved import load, save
     from mhaprune.heads import HeadMask
@@ -24,6 +25,7 @@ _HOME = {
     "save": "front.saved",
     "export": "front.exporting",
     "wrap": "front.heads",
+    "Heads": "front.heads",
     "AttentionBlock": "wrapping.blocks",
     "Budget": "front.budget",
     "Rows": "wrapping.blocks",
@@ -31,14 +33,20 @@ _HOME = {
     "HeadMask": "heads",
 }
 
-__all__ = ["AttentionBlock", "Budget", "HeadMask", "MultiHeadAttention", "Rows", "export", "load", "losses", "run"]
-__all__ += ["save", "study", "wrap"]
+__all__ = ["AttentionBlock", "Budget", "HeadMask", "Heads", "MultiHeadAttention", "Rows", "export", "load", "losses"]
+__all__ += ["run", "save", "study", "wrap"]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__", "__doc__"]
 
 
 def __getattr__(name: str) -> Any:
     """Import a name on its first use, so that the command line answers `--help` and typing errors without torch."""
     if name == "losses":
         return import_module("mhaprune.wrapping.losses")
+    if name == "__version__":
+        return version("mhaprune")
     if name not in _HOME:
         raise AttributeError(f"module 'mhaprune' has no attribute {name!r}, it has {', '.join(__all__)}")
     return getattr(import_module(f"mhaprune.{_HOME[name]}"), name)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,10 @@ def test_the_lines_of_the_page_run(cache: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_is_not_there_is_said() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'rum', it has AttentionBlock, Budget, HeadMask, Multi"):
+    with pytest.raises(AttributeError, match="has no attribute 'rum', it has AttentionBlock, Budget, HeadMask, Heads"):
         mhaprune.rum  # noqa: B018
+    assert {*mhaprune.__all__, "__version__"} <= set(dir(mhaprune))
+    assert mhaprune.__version__ == version("mhaprune")
 
 
 @pytest.mark.slow
@@ -102,7 +105,7 @@ def test_a_wrapped_model_is_scored_and_pruned_without_hydra_and_figures() -> Non
 
 
 METHODS = [name for name, value in vars(Heads).items() if inspect.isfunction(value) and not name.startswith("_")]
-DOORS = [*mhaprune.__all__, *(f"Heads.{name}" for name in METHODS)]
+DOORS = [name for name in mhaprune.__all__ if name != "Heads"] + [f"Heads.{name}" for name in METHODS]
 
 
 def door(name: str) -> Any:
