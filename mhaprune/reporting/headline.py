@@ -231,6 +231,38 @@ def _first_words(what: str, after: str) -> str:
     return name[0].upper() + name[1:]
 
 
+def means_table(numbers: pd.DataFrame, settings: Sequence[Setting]) -> pd.DataFrame:
+    """Return a row per setting and number: its mean over models, the interval of the mean, that for one new model, and
+    how many models there are. Below `LEAST_RUNS` models there is no interval."""
+    numbers, names, rows = _comparable(numbers), [each.name for each in settings], []
+    for each in reversed(settings):
+        numbers = numbers.sort_values(
+            each.name, key=lambda values, each=each: values.map(each.values.index), kind="stable"
+        )
+    for (what, after, *values), runs in numbers.groupby(["what", "after", *names], sort=False):
+        found = {"mean": runs["value"].mean(), "models": len(runs)}
+        if len(runs) >= LEAST_RUNS:
+            for name, interval in (("mean", student_interval), ("new", prediction_interval)):
+                found[f"{name}_low"], found[f"{name}_high"] = _within(runs, interval)
+        text = _mean(runs).partition(";")[0] + ")" * (len(runs) >= LEAST_RUNS)
+        rows.append(
+            dict(zip(names, values, strict=True)) | {"number": Number(what, math.nan, after=after).name} | found
+        )
+        rows[-1]["text"] = text
+    return pd.DataFrame(rows, columns=[*names, "number", *MEANS, "text"])
+
+
+MEANS = ["mean", "mean_low", "mean_high", "new_low", "new_high", "models"]
+
+
+def means_in_latex(means: pd.DataFrame) -> str:
+    """Return the table of `means_table` as LaTeX of the package booktabs: a row per setting, a column per number."""
+    of = [name for name in means if name not in ("number", *MEANS[:-1], "text")]
+    wide = means.pivot(index=of, columns="number", values="text")[list(means["number"].unique())]
+    wide = wide.loc[means.set_index(of).index.unique()]  # a pivot sorts words
+    return wide.reset_index().to_latex(index=False, escape=True, na_rep="").replace("−", "$-$")
+
+
 def _mean(runs: pd.DataFrame) -> str:
     """Return the mean with its interval and the interval for a new run, in words; the values, if they are few."""
     ratios = bool(np.isinf(runs["most"]).all()) and runs["value"].max() < 10

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.experiments.base import Experiment
-from mhaprune.reporting.headline import Number, against_settings, means_in_words
+from mhaprune.reporting.headline import Number, against_settings, means_in_latex, means_in_words, means_table
 from mhaprune.reporting.page import render
 from mhaprune.reporting.plots import MOST_RUNS, Plot, draw, elided
 from mhaprune.reporting.sentences import POOR_MODEL
@@ -64,9 +64,12 @@ def collect(folders: Iterable[Path], out: Path, figure: FigureSettings | None = 
             prefix = f"{kind.__name__.lower()}-" if len(kinds) > 1 else ""
             of_kind = [run for run in compared if run.experiment is kind]
             combined = in_common(of_kind)
-            sentences, drawn = compare(kind, of_kind, combined)
+            sentences, drawn, means = compare(kind, of_kind, combined)
             lines += sentences
             plots += [plot.named(prefix + plot.name) for plot in drawn]
+            if len(means):
+                folder.write(f"{prefix}means.tex", means_in_latex(means).encode())
+                combined = {"means": means} | combined
             tables |= {prefix + name: frame for name, frame in combined.items()}
         if len(kinds) > 1:
             lines.insert(
@@ -170,21 +173,24 @@ def _settings(status: Mapping[str, Any]) -> dict[str, str]:
     return settings
 
 
-def compare(kind: type[Experiment], runs: Sequence[FoundRun], tables: Tables) -> tuple[list[str], list[Plot]]:
-    """Return sentences and figures that compare these runs. The most important numbers come first."""
+def compare(
+    kind: type[Experiment], runs: Sequence[FoundRun], tables: Tables
+) -> tuple[list[str], list[Plot], pd.DataFrame]:
+    """Return sentences and figures that compare these runs, the most important numbers first, and their means."""
     settings, models = settings_of(runs), independent(runs)
     numbers = numbers_of(models, settings)
     once = {run.label for run in models}
     tables = {name: frame[frame[LABEL].isin(once)] for name, frame in tables.items()}
-    plots: list[Plot] = []
+    plots, means = list[Plot](), pd.DataFrame()
     try:
+        means = means_table(numbers, settings)
         common = [*means_in_words(numbers, settings), *kind.say_in_common(tables), *_beware(runs, models)]
         plots = list(draw((lambda _: against_settings(numbers, settings), *kind.figures_over_runs), tables))
     except Exception as error:  # tables may hold anything
         common = [f"Runs of {kind.__name__.lower()} cannot be compared, {reason(error)}."]
     many = [f"What each of {len(runs)} runs found is in index.html."]
     each = [f"{run.label}: {run.sentence}" for run in runs if run.sentence]
-    return [*common, *(many if len(runs) > MOST_RUNS else each)], plots
+    return [*common, *(many if len(runs) > MOST_RUNS else each)], plots, means
 
 
 def independent(runs: Sequence[FoundRun]) -> list[FoundRun]:

@@ -11,7 +11,7 @@ from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-from mhaprune.reporting.headline import Number, against_settings, means_in_words
+from mhaprune.reporting.headline import Number, against_settings, means_in_latex, means_in_words, means_table
 from mhaprune.reporting.plots import COLOURS, STYLE, Plot, draw
 from mhaprune.reporting.settings import Setting, for_figures, setting
 from mhaprune.statistics.intervals import prediction_interval, student_interval
@@ -125,6 +125,21 @@ def test_of_two_runs_there_are_the_values_and_no_interval() -> None:
     axes_of = drawn(frame, "num_heads").figure.axes
     bars = [found for axes in axes_of for found in axes.collections if isinstance(found, LineCollection)]
     assert all(len(np.unique(np.asarray(bar.get_segments())[..., 1])) == 1 for bar in bars), "no interval is drawn"
+
+
+def test_the_table_for_a_paper_has_a_row_per_setting_in_their_order() -> None:
+    frame = numbers(after=("", "refit"))
+    frame = frame[(frame["num_heads"] != "4") | ~frame["label"].str.endswith("2")].replace({"num_heads": {"1": "16"}})
+    table = means_table(frame, settings_of(frame, "num_heads"))
+    [exact] = table.query("number == 'exact match, after refit' and num_heads == '2'").to_dict("records")
+    assert (exact["mean"], exact["models"]) == (pytest.approx(0.98), 3)
+    assert exact["mean_low"] == pytest.approx(student_interval([0.99, 0.98, 0.97])[0])
+    assert exact["mean_high"] == exact["new_high"] == 1, "no quality is above 1"
+    assert table.query("num_heads == '4'")["mean_low"].isna().all(), "of two models there is no interval"
+    head, *rows = [row.split(" & ") for row in means_in_latex(table).splitlines() if "&" in row]
+    assert head[:3] == ["num\\_heads", "models", "share of heads that can be removed"]
+    assert [row[:2] for row in rows] == [["2", "3"], ["4", "2"], ["16", "3"]]
+    assert rows[0][3] == "98.0 \\% (95.5 \\% to 100.0 \\%)"
 
 
 def test_heads_out_of_different_totals_are_compared_by_their_shares() -> None:

@@ -66,6 +66,8 @@ def test_runs_are_combined_and_told_apart_by_what_differs(tmp_path: Path) -> Non
     lines = collect([tmp_path / "sweep"], tmp_path / "sweep")
     table = pd.read_csv(tmp_path / "sweep" / "pruning.csv")
     assert list(table["label"].unique()) == ["num_heads=2", "num_heads=4", "num_heads=8"]
+    assert list(pd.read_csv(tmp_path / "sweep" / "means.csv")["num_heads"].unique()) == [2, 4, 8]
+    assert (tmp_path / "sweep" / "means.tex").read_text().count(" & 1 & 9 & 99.3") == 3
     assert len(table) == 3 * len(pruning_table())
     assert (table["run"] == "abc").all()
     assert any(line.startswith("num_heads=8: 9 of 24 heads can go") for line in lines)
@@ -189,7 +191,8 @@ def test_every_experiment_says_and_draws_what_its_own_runs_found(tmp_path: Path)
     assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["experiment"]) == ["ablate", "train", "ablate"]
     assert lines[3].startswith("experiment=train, num_heads=4: 0.500 exact match")
     names = {path.stem for path in (tmp_path / "out").glob("*.csv")}
-    assert names == {"runs", "ablate-pruning", "ablate-summary", "train-accuracy", "train-pruning"}
+    means = {"ablate-means", "train-means"}
+    assert names == means | {"runs", "ablate-pruning", "ablate-summary", "train-accuracy", "train-pruning"}
     assert (tmp_path / "out" / "figures" / "ablate-headline.png").exists()
 
 
