@@ -13,8 +13,8 @@ from mhaprune.reporting.head_map import REMOVED, Verdict
 from mhaprune.reporting.plots import SIGNS, amount, number
 from mhaprune.tables import HEAD, LOSS_RISE, QUALITY, Tables, blocks_in, loss_suffix, named, quality_name
 
-MOST_WEIGHTS = 100_000
-"""Largest number of attention weights in a page. Each is two bytes, so they add at most 270 kB."""
+MOST_WEIGHTS = 400_000
+"""Largest number of attention weights in a page. Each is two bytes, so they add at most 1.1 MB."""
 FINEST = 2**16 - 1
 """The code of a weight of 1: weights have five digits."""
 LEAST_TOKENS = 16

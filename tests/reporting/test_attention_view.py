@@ -91,8 +91,8 @@ def test_the_largest_weight_is_that_of_the_model_however_small_its_lead() -> Non
 @pytest.mark.parametrize(
     ("heads", "layers", "tokens", "shown", "said"),
     [
-        (2, 1, 400, 2, "the first 223 of 400 tokens"),
-        (64, 12, 20, 390, "the 390 most important of 768 heads and the first 16 of 20 tokens"),
+        (2, 1, 500, 2, "the first 447 of 500 tokens"),
+        (64, 26, 20, 1562, "the 1562 most important of 1664 heads and the first 16 of 20 tokens"),
     ],
 )
 def test_a_long_text_and_many_heads_are_cut_and_said(
@@ -144,12 +144,15 @@ def test_tokens_are_no_markup_of_the_page() -> None:
 def test_a_browser_shows_where_a_token_looks_and_who_looks_at_it(tmp_path: Path) -> None:
     now = 'document.querySelector(".tv-now").textContent'
     said = unescape(after(page(), f"return {now}", tmp_path))
-    assert said == "“</script><b>” (position 1) looks most at “begin” (position 0), with 50 % of its attention."
+    assert said == "“</script><b>” (position 1, counted from 0) looks most at “begin” (position 0), with 50 % of its attention."
     point = 'document.querySelectorAll(".tv-chips")[{}].querySelectorAll("button")[{}].dispatchEvent(new Event("{}"));'
     looked = after(page(), point.format(1, 0, "focus") + f"return {now}", tmp_path)
-    assert looked == "“begin” (position 0) gets most from “begin” (position 0), 100 % of its attention."
+    assert looked == "“begin” (position 0, counted from 0) gets most from “begin” (position 0), 100 % of its attention."
     looking = after(page(), point.format(0, 2, "mouseenter") + f"return {now}", tmp_path)
-    assert looking == "“b” (position 2) looks most at “b” (position 2), with 50 % of its attention."
+    assert looking == "“b” (position 2, counted from 0) looks most at “b” (position 2), with 50 % of its attention."
+    box = 'const box = document.querySelector("input"); box.checked = true; box.dispatchEvent(new Event("change"));'
+    rest = after(page(), box + point.format(0, 2, "focus") + f"return {now}", tmp_path)
+    assert rest.endswith("looks most at “b” (position 2), with 67 % of its attention to other tokens than the first.")
 
 
 @needs_browser
@@ -165,8 +168,10 @@ def test_a_colour_means_one_share_of_attention_on_the_whole_page(tmp_path: Path)
     )
     mixed = f'{chips}[1].querySelector("button").style.background.match(/[0-9.]+%/)[0]'
     assert after(html, f"{tile} return {mixed}", tmp_path) == "12.5%"
+    thumbnail = 'document.querySelectorAll(".tv-map canvas")[1].getContext("2d").getImageData(7, 7, 1, 1).data[3]'
+    assert after(html, f"return {thumbnail}", tmp_path) == "32", "an eighth of 255"
     last = "c.getContext('2d').getImageData(c.width - 8, c.height - 8, 1, 1).data.join()"
-    pale = after(html, f"{tile} const c = document.querySelector('canvas'); return {last}", tmp_path)
+    pale = after(html, f"{tile} const c = document.querySelector('.tv-main canvas'); return {last}", tmp_path)
     assert min(map(int, pale.split(",")[:3])) > 200, "an eighth of blue on white"
 
 
@@ -177,9 +182,10 @@ def test_a_head_is_chosen_closed_and_opened_by_mouse_and_keyboard(tmp_path: Path
     assert after(page(), f"return {says}", tmp_path) == "decoder_self.0.0: a &lt;b&gt; → b a (right)"
     chosen = after(page(), tile.format(1) + f"return {says}", tmp_path)
     assert chosen == "decoder_self.0.1: a &lt;b&gt; → b a (right)"
-    closed = after(page(), tile.format(1) + tile.format(1) + f"return {says}", tmp_path)
-    assert closed == "decoder_self.0.1: a &lt;b&gt; → b c (wrong, it is b a) without this head"
     button = 'document.querySelector(".tv-title button").click();'
+    assert after(page(), 2 * tile.format(1) + f"return {says}", tmp_path) == chosen, "a double click closes nothing"
+    closed = after(page(), tile.format(1) + button + f"return {says}", tmp_path)
+    assert closed == "decoder_self.0.1: a &lt;b&gt; → b c (wrong, it is b a) without this head"
     assert after(page(), tile.format(1) + 2 * button + f"return {says}", tmp_path) == chosen
     pressed = 'new KeyboardEvent("keydown", {key: "ArrowRight", bubbles: true})'
     arrow = f'document.querySelector(".tv-map button").dispatchEvent({pressed});'

@@ -22,6 +22,8 @@ from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, Tables, loss_suff
 SPREAD = "spreads its attention evenly over all that it may look at"
 NAMED = 3
 """Number of the most important heads that get a sentence each."""
+MOST_PANELS = 100
+"""Largest number of heads whose attention is drawn in one figure."""
 ACROSS = 4
 """Largest number of panels in a row."""
 PANEL = 2.2
@@ -147,10 +149,13 @@ def headline(tables: Tables) -> list[Number]:
 
 @needs("attention", "examples", "looks")
 def attention_maps(tables: Tables) -> Iterator[Plot]:
-    """Yield a figure per example and site: a panel for every head, queries down, keys across."""
+    """Yield a figure per example and site: a panel for every head, queries down, keys across. A site of more than
+    `MOST_PANELS` heads has none: they could not be read, and the touchable view shows them."""
     examples, scale = tables["examples"].set_index("example"), scale_of(tables["attention"])
     for (example, site), maps in tables["attention"].groupby(["example", "site"], sort=False):
         looks = tables["looks"].query("site == @site and layer in @maps.layer")
+        if len(looks) > MOST_PANELS:
+            continue
         where, shown, verdict = SITES.get(site, str(site)), examples.loc[example], ""
         said = str(shown["source"])
         if "answer" in shown:
