@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, the_one, with_proofs
-from mhaprune.experiments.shift import shift_quality, shift_sentences, shift_table
+from mhaprune.experiments.shift import group_sentence, groups_of, shift_quality, shift_sentences, shift_table
 from mhaprune.experiments.tolerance import (
     caveats,
     count_words,
@@ -87,6 +87,7 @@ def say_ablation(tables: Tables) -> Iterator[str]:
     for row in (best, *recovered):
         if row["heads_removed"]:
             yield _which(row, units)
+    yield from group_sentence(tables)
     yield from shift_sentences(tables)
     sure = any(surely_words(row, tables) for row in (best, *recovered) if row["heads_removed"])
     yield from caveats(tables, best, sure, "recovered")
@@ -231,7 +232,8 @@ class Ablate(HeadBudgets, WithinTolerance):
     95 % confidence (`tolerance.py`). The first draw of a random scorer is treated like any other scorer. Its further
     draws are a control: only their accuracy is measured. A schedule that uses no scorer has a row under its own name.
 
-    `shift` has the models of the summary on examples of other kinds, if the task or `shift` has any.
+    `groups` has the models of the summary on each kind of the usual examples, for example each length, and `shift` on
+    examples of other kinds, if the task or `shift` has any.
 
     Only the models of one scorer are recovered, because a recovery takes longer than a measurement: the scorer that can
     remove the most heads without a recovery. Recovered models have rows of their own in the summary.
@@ -291,7 +293,9 @@ class Ablate(HeadBudgets, WithinTolerance):
             "latency": latency,
             **study.training_table,
             **shift_table(
-                subject, splits, removed_most(study, chosen, summary[summary["scorer"] == furthest]), self.calibrated
+                *(subject, splits, groups_of(study)),
+                removed_most(study, chosen, summary[summary["scorer"] == furthest]),
+                self.calibrated,
             ),
         }
         return with_proofs(study, tables, difference)

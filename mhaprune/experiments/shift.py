@@ -1,48 +1,90 @@
-"""The table `shift`: pruned models on examples of another kind than those that heads were scored and chosen on."""
+"""The tables `groups` and `shift`: pruned models on each kind of the usual examples, and on examples of other kinds."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from mhaprune.data import Data, Splits
 from mhaprune.heads import HeadMask
-from mhaprune.measure.columns import accuracy_columns, calibration_columns, drop_columns
-from mhaprune.measure.outcomes import measure
+from mhaprune.inputs import Study
+from mhaprune.measure.columns import accuracy_columns, by_group, calibration_columns, drop_columns
+from mhaprune.measure.outcomes import BATCH_SIZE, measure
 from mhaprune.reporting import plots
 from mhaprune.reporting.plots import Plot, needs
 from mhaprune.reporting.sentences import share
 from mhaprune.subject import Subject
 from mhaprune.tables import DENSE, NOTHING, QUALITY, USUAL, Tables, quality_name, unit_name
+from mhaprune.wrapping.batches import LABELS
+
+
+def groups_of(study: Study) -> list[str]:
+    """Return the group of each example of the report split: that of the task; else its label, if all have one; else its
+    length, in four parts of equal size."""
+    report = study.splits.report
+    if study.task is not None:
+        return [study.task.group(source) for source in report.source.tolist()]
+    labels = [batch.fields.get(LABELS) for batch in report.batches(BATCH_SIZE)]
+    if all(isinstance(each, Tensor) and each.dim() == 1 and not each.is_floating_point() for each in labels):
+        return [f"label {label}" for label in torch.cat(labels).tolist()]
+    lengths = pd.Series(report.lengths().tolist())
+    return list(lengths.groupby(pd.qcut(lengths, 4, labels=False, duplicates="drop")).transform(_from_to))
+
+
+def _from_to(lengths: pd.Series) -> str:
+    low, high = lengths.min(), lengths.max()
+    return f"{low} tokens" if low == high else f"{low} to {high} tokens"
 
 
 def shift_table(
     subject: Subject,
     splits: Splits[Data],
+    groups: Sequence[str],
     models: Iterable[tuple[Mapping[Any, Any], Subject]],
     calibrated: bool = True,
 ) -> dict[str, pd.DataFrame]:
-    """Return the table `shift`, by its name: one row per model and kind of examples, with the quality, and how much
-    lower it is than that of the dense model on the same examples. No table without shifts.
+    """Return the tables `groups` and `shift`, by name: one row per model and group of the report split, or kind of
+    examples, with the quality, and how much lower it is than that of the dense model on the same examples. `groups`
+    names the group of each example. There is no `shift` without examples of another kind.
 
     Each model comes with the columns that identify it. The first rows are those of the dense model. If `calibrated`,
     the model's confidence in its answers is measured too: it writes them again.
     """
     kinds = {USUAL: splits.report, **splits.shifts}
-    if len(kinds) == 1:
-        return {}
     dense_model = subject.without(HeadMask(subject.grid))
     dense_outcomes = {kind: measure(dense_model, examples) for kind, examples in kinds.items()}
-    rows = []
+    rows, of_groups = [], []
     for about, model in ({"scorer": DENSE, "recovery": NOTHING, "heads_removed": 0}, dense_model), *models:
         for kind, outcome in dense_outcomes.items():
             measured = outcome if model is dense_model else measure(model, kinds[kind])
+            if kind == USUAL:
+                table = by_group(measured, groups, outcome)
+                of_groups.append(pd.concat([pd.DataFrame(dict(about), index=table.index), table], axis=1))
             columns = {name: value for name, value in accuracy_columns(measured).items() if name.startswith(QUALITY)}
-            drop = drop_columns("drop", measured, outcome)
+            drop = drop_columns("drop", measured.quality, outcome.quality)
             columns |= drop | (calibration_columns(model, kinds[kind], measured) if calibrated else {})
             rows.append({**about, "examples_of": kind, "examples": len(measured.quality), **columns})
-    return {"shift": pd.DataFrame(rows)}
+    tables = {"groups": pd.concat(of_groups, ignore_index=True), "shift": pd.DataFrame(rows)}
+    return tables if len(kinds) > 1 else {"groups": tables["groups"]}
+
+
+def group_sentence(tables: Tables) -> Iterator[str]:
+    """Yield a sentence for the group of examples that loses most, if it loses as much as two whole examples."""
+    if "groups" not in tables or tables["groups"]["group"].nunique() < 2:
+        return
+    pruned = _smallest(tables["groups"]).query("scorer != @DENSE")
+    lost = pruned[pruned["drop"] * pruned["examples"] >= 2]
+    if lost.empty:
+        return
+    row = lost.loc[lost["drop"].idxmax()]
+    before = f"{quality_name(tables)} {share(row[QUALITY] + row['drop'])} with all {unit_name(tables)}"
+    yield (
+        f"The kind of examples that loses most is {row['group']} ({row['examples']} of the report split): {before},"
+        f" {share(row[QUALITY])} {_which(row, tables)}."
+    )
 
 
 def shift_sentences(tables: Tables) -> Iterator[str]:
@@ -61,8 +103,9 @@ def shift_sentences(tables: Tables) -> Iterator[str]:
 def _smallest(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the whole model and, for each recovery, of the model with the most heads removed."""
     dense, pruned = table[table["scorer"] == DENSE], table[(table["scorer"] != DENSE) & (table["heads_removed"] > 0)]
+    kind = "group" if "group" in table else "examples_of"
     most = pruned.groupby("recovery")["heads_removed"].transform("max")
-    return pd.concat([dense, pruned[pruned["heads_removed"] == most].drop_duplicates(["recovery", "examples_of"])])
+    return pd.concat([dense, pruned[pruned["heads_removed"] == most].drop_duplicates(["recovery", kind])])
 
 
 def _which(row: Mapping[Any, Any], tables: Tables) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
 from mhaprune.data import Data, Examples
 from mhaprune.measure.outcomes import BATCH_SIZE, measure
@@ -94,14 +96,17 @@ def answers(subject: Subject, task: Task, examples: Examples) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def by_group(outcome: Outcome, groups: Sequence[str]) -> pd.DataFrame:
-    """Return exact match in each group, with its 95 % interval. Group 9 comes before group 10."""
-    exact = pd.Series(outcome.quality.double().cpu().numpy(), index=pd.Index(groups, name="group"))
+def by_group(outcome: Outcome, groups: Sequence[str], dense: Outcome | None = None) -> pd.DataFrame:
+    """Return the quality in each group of examples, with its 95 % interval, and, beside the outcome of the dense model,
+    how much lower it is. Group 9 comes before group 10."""
     rows = []
     for group in sorted(set(groups), key=_natural):
-        values: np.ndarray = exact.loc[[group]].to_numpy()
-        accuracy = with_interval(QUALITY, values, wilson_interval)
-        rows.append({"group": group, "examples": len(values), **accuracy})
+        own = torch.tensor([each == group for each in groups], device=outcome.quality.device)
+        values: np.ndarray = outcome.quality[own].double().cpu().numpy()
+        if len(values) > 1 or yes_or_no(values):
+            columns = with_interval(QUALITY, values, interval_for(QUALITY, values))
+            columns |= {} if dense is None else drop_columns("drop", outcome.quality[own], dense.quality[own])
+            rows.append({"group": group, "examples": len(values), **columns})
     return pd.DataFrame(rows)
 
 
@@ -165,18 +170,22 @@ def choose_columns(outcome: Outcome, dense: Outcome) -> dict[str, float]:
     the one-sided end: the drop is at most this, at 95 % confidence.
     """
     means = {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
-    _, _, most = _drop(outcome, dense, ONE_SIDED)
-    return means | drop_columns(CHOOSE_DROP, outcome, dense) | {CHOOSE_MOST: most, CHOOSE_EXAMPLES: len(dense.quality)}
+    _, _, most = _drop(outcome.quality, dense.quality, ONE_SIDED)
+    return (
+        means
+        | drop_columns(CHOOSE_DROP, outcome.quality, dense.quality)
+        | {CHOOSE_MOST: most, CHOOSE_EXAMPLES: len(dense.quality)}
+    )
 
 
-def drop_columns(name: str, outcome: Outcome, dense: Outcome) -> dict[str, float]:
+def drop_columns(name: str, quality_E: Tensor, dense_E: Tensor) -> dict[str, float]:
     """Return the dense model's quality minus this model's on the same examples, with its paired 95 % interval."""
-    return {f"{name}{end}": value for end, value in zip(ENDS, _drop(outcome, dense), strict=True)}
+    return {f"{name}{end}": value for end, value in zip(ENDS, _drop(quality_E, dense_E), strict=True)}
 
 
-def _drop(outcome: Outcome, dense: Outcome, *confidence: float) -> tuple[float, float, float]:
+def _drop(of_left_E: Tensor, of_dense_E: Tensor, *confidence: float) -> tuple[float, float, float]:
     """Return the drop in quality and both ends of its paired interval."""
-    dense_E, left_E = (each.quality.double().cpu().numpy() for each in (dense, outcome))
+    dense_E, left_E = (each.double().cpu().numpy() for each in (of_dense_E, of_left_E))
     binary = yes_or_no(dense_E) and yes_or_no(left_E)
     ends = paired_interval(dense_E, left_E, *confidence) if binary else mean_interval(dense_E - left_E, *confidence)
     return float((dense_E - left_E).mean()), *ends

@@ -50,10 +50,9 @@ def as_fast(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:
     latency = tables.get("latency", pd.DataFrame())
     batch = f" of {latency['timed_examples'].iloc[0]} examples" if "timed_examples" in latency else ""
     timed = timed_name(tables)
-    line = (
-        f"{timed[0].upper()}{timed[1:]}{batch} is then {row['speedup']:.2f} times as fast"
-        f" (quartiles {row['speedup_q1']:.2f} to {row['speedup_q3']:.2f})."
-    )
+    once = row["speedup_q1"] == row["speedup_q3"]  # of one round there are no quartiles
+    spread = "timed once" if once else f"quartiles {row['speedup_q1']:.2f} to {row['speedup_q3']:.2f}"
+    line = f"{timed[0].upper()}{timed[1:]}{batch} is then {row['speedup']:.2f} times as fast ({spread})."
     for again in latency[latency.eq(DENSE_AGAIN).any(axis=1)].to_dict("records"):
         low, high = again["speedup_q1"], again["speedup_q3"]
         if within_noise(row, low, high):

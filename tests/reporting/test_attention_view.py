@@ -144,7 +144,10 @@ def test_tokens_are_no_markup_of_the_page() -> None:
 def test_a_browser_shows_where_a_token_looks_and_who_looks_at_it(tmp_path: Path) -> None:
     now = 'document.querySelector(".tv-now").textContent'
     said = unescape(after(page(), f"return {now}", tmp_path))
-    assert said == "“</script><b>” (position 1, counted from 0) looks most at “begin” (position 0), with 50 % of its attention."
+    assert (
+        said
+        == "“</script><b>” (position 1, counted from 0) looks most at “begin” (position 0), with 50 % of its attention."
+    )
     point = 'document.querySelectorAll(".tv-chips")[{}].querySelectorAll("button")[{}].dispatchEvent(new Event("{}"));'
     looked = after(page(), point.format(1, 0, "focus") + f"return {now}", tmp_path)
     assert looked == "“begin” (position 0, counted from 0) gets most from “begin” (position 0), 100 % of its attention."

@@ -11,7 +11,7 @@ import pandas as pd
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, with_proofs
 from mhaprune.experiments.prune import prune_report as report
 from mhaprune.experiments.prune.trials import WAY, Trial, Trials
-from mhaprune.experiments.shift import shift_quality, shift_table
+from mhaprune.experiments.shift import groups_of, shift_quality, shift_table
 from mhaprune.experiments.tolerance import summary_of
 from mhaprune.inputs import Study
 from mhaprune.progress import doing, track
@@ -89,7 +89,8 @@ class Prune(HeadBudgets, WithinTolerance):
             "recovery": table,
             "latency": latency,
             **shift_table(
-                subject, splits, (({name: row[name] for name in SHOWN}, trial.model) for row, trial in chosen)
+                *(subject, splits, groups_of(study)),
+                (({name: row[name] for name in SHOWN}, trial.model) for row, trial in chosen),
             ),
             "recovery_training": pd.concat(trials.histories) if trials.histories else pd.DataFrame(),
             **study.training_table,

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from mhaprune.experiments.shift import shift_sentences
+from mhaprune.experiments.shift import group_sentence, shift_sentences
 from mhaprune.experiments.tolerance import (
     caveats,
     count_words,
@@ -76,6 +76,7 @@ def say(tables: Tables) -> Iterator[str]:
         f"Heads that can be removed within {best['tolerance']:g} of {quality} on the choose split, with the {quality}"
         f" on the report split: {', '.join(parts)}."
     )
+    yield from group_sentence(tables)
     yield from shift_sentences(tables)
     sure = bool(best["heads_removed"] and surely_words(best, tables))
     yield from caveats(tables, best, sure, "recovery")
