@@ -130,11 +130,9 @@ class Data(ABC):
                         yield self[index.to(self.device)]
 
 
-WIDER = "wider"
-"""The name of examples of other kinds whose inputs a refit may read, without labels. Nothing is measured on them."""
 PROOF = "proof"
 """The name of the examples that removals are proved on, taken from the other splits."""
-SPLITS = ("train", "valid", "score", "choose", "report", WIDER, PROOF)
+SPLITS = ("train", "valid", "score", "choose", "report", PROOF)
 """The names of the splits. Any other name is one of a shift: see `Splits.shifts`."""
 Part = TypeVar("Part", bound=Data, covariant=True)
 

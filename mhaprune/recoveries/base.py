@@ -59,11 +59,6 @@ class Recovery(Checked, ABC):
         return ""
 
     @property
-    def reads_wider(self) -> bool:
-        """True if the recovery reads examples of other kinds (`Task.wider`)."""
-        return False
-
-    @property
     def extra_steps(self) -> int:
         """The number of training steps that one call of the recovery adds to a pruned model. It is 0 for a recovery
         that does not train, and for a control."""

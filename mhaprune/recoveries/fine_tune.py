@@ -55,10 +55,6 @@ class FineTune(Recovery):
         return "" if self.start is None else self.start.why_only_ours
 
     @property
-    def reads_wider(self) -> bool:
-        return self.start is not None and self.start.reads_wider
-
-    @property
     def extra_steps(self) -> int:
         return self.steps + (0 if self.start is None else self.start.extra_steps)
 

@@ -6,10 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
 
-from mhaprune.data import WIDER
 from mhaprune.inputs import Study
 from mhaprune.recoveries.base import HISTORY, Pruned, Recovery, State, pruned_digest
-from mhaprune.recoveries.refitting import RefitTargets, refit, show
+from mhaprune.recoveries.refitting import refit, show
 from mhaprune.settings.ranges import Ge
 
 
@@ -39,8 +38,6 @@ class Refit(Recovery):
     by_head: bool = False
     """True to fit only one factor for each head in place of the whole of W_O: mask tuning (Kwon et al. 2022, section
     4.3), here with this ridge and with no limit on the layers."""
-    wider: bool = False
-    """True to read half of the sources from examples of other kinds: those of `Task.wider`."""
     when: Literal["after", "between"] = "after"
     """The time of the refit: `after` all heads are removed, or also `between` two budgets."""
 
@@ -48,30 +45,12 @@ class Refit(Recovery):
     def between(self) -> bool:
         return self.when == "between"
 
-    @property
-    def why_only_ours(self) -> str:
-        return "reads examples of other kinds, which a task makes" if self.wider else ""
-
-    @property
-    def reads_wider(self) -> bool:
-        return self.wider
-
     def starts_from(self, study: Study, pruned: Pruned) -> Any:
         return pruned_digest(pruned)
 
     def __call__(
         self, study: Study, pruned: Pruned, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Pruned, pd.DataFrame]:
-        targets = study.once(("refit", self.examples, self.wider), lambda: self._targets(study))
+        targets = study.once(("refit", self.examples), lambda: show(study.subject, study.splits.train[: self.examples]))
         model = refit(pruned, targets, self.ridge, self.feed_forward, self.by_head)
         return model, pd.DataFrame(columns=HISTORY)
-
-    def _targets(self, study: Study) -> RefitTargets:
-        train, others = study.splits.train, study.splits.given.get(WIDER)
-        if not self.wider:
-            return show(study.subject, train[: self.examples])
-        assert others is not None, "refused before"
-        half = self.examples // 2
-        usual, other = (show(study.subject, part) for part in (train[: self.examples - half], others[:half]))
-        streams = [[*first, *second] for first, second in zip(usual.streams, other.streams, strict=True)]
-        return RefitTargets([*usual.batches, *other.batches], streams)

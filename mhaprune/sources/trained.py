@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from mhaprune.attention.gates import GateConfig
-from mhaprune.data import WIDER, Examples, Splits
+from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadGrid
 from mhaprune.inputs import Study
 from mhaprune.model.checkpoint import SavedModel, load, restore, to_bytes
@@ -90,14 +90,7 @@ class TrainedSource(ModelSource):
         return self.seed if self.saved is None else int(self.saved.facts.get("seed", self.seed))
 
     def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
-        """Return all scorers and recoveries of the settings: none is left out. Raises ValueError for a recovery that
-        reads examples of other kinds, if the task has none that the model can read."""
-        for name in (name for name, recovery in recoveries.items() if recovery.reads_wider):
-            if WIDER not in self.splits.given:
-                raise ValueError(
-                    f"recovery=[{name}]: reads examples of other kinds, and task={self.name} has none that fit"
-                    f" model.max_length={self.model.max_length}"
-                )
+        """Return all scorers and recoveries of the settings: none is left out."""
         return scorers, recoveries
 
     def check(self) -> None:
@@ -167,9 +160,6 @@ class TrainedSource(ModelSource):
                 f" {longest} tokens, so {longest} or more"
             )
         whole = dict(splits.items()) | self.shifts()
-        wider = self.task.wider()
-        if wider is not None and max(wider.source.shape[1], wider.target.shape[1]) <= self.model.max_length:
-            whole[WIDER] = wider
         return Splits(**{name: examples.to(self.device) for name, examples in whole.items()})
 
     def shifts(self) -> dict[str, Examples]:

@@ -55,11 +55,6 @@ class Task(Checked, ABC):
         each. Pruned models are measured on them too. None by default."""
         return {}
 
-    def wider(self) -> Examples | None:
-        """Return examples of the kinds of all shifts, in random order, that are in no shift. A refit may read their
-        sources. None if the task has none."""
-        return None
-
     def aligned(self, source: Sequence[int], target: Sequence[int]) -> Sequence[Collection[int]]:
         """Return, for each symbol of the target, the positions in the source that it stands for; nothing, as by
         default, if they are not known."""
@@ -158,18 +153,6 @@ class SequenceTask(Task):
         only. What is in a split is left out; a task of two symbols has only the longer sequences."""
         return {name: self.encode(list(map(self._pair, sources))) for name, sources in self._measured().items()}
 
-    def wider(self) -> Examples:
-        measured = {tuple(source) for some in self._measured().values() for source in some}
-        draw = random.Random(self.seed + 2)
-        drawn = [
-            source
-            for some in self._kinds(draw, WIDER_EACH).values()
-            for source in some
-            if tuple(source) not in measured
-        ]
-        draw.shuffle(drawn)
-        return self.encode(list(map(self._pair, drawn)))
-
     def _drawn(self) -> list[tuple[int, ...]]:
         """Return the sources of all splits, in random order."""
         draw, count = random.Random(self.seed), self.train + sum(self.held_out.values())
@@ -183,12 +166,8 @@ class SequenceTask(Task):
         return order
 
     def _measured(self) -> dict[str, list[list[int]]]:
-        """Return the sources of each shift, by its name."""
-        return self._kinds(random.Random(self.seed + 1), self.report)
-
-    def _kinds(self, draw: random.Random, count: int) -> dict[str, list[list[int]]]:
-        """Return at most `count` sources of each kind, by its name."""
-        symbols = range(self.num_symbols)
+        """Return the sources of each shift, at most `report`, by its name."""
+        draw, count, symbols = random.Random(self.seed + 1), self.report, range(self.num_symbols)
         kinds = {f"{self.max_length + 1} symbols": [draw.choices(symbols, k=self.max_length + 1) for _ in range(count)]}
         if self.num_symbols > 2:
             usual = set(self._drawn())
@@ -201,6 +180,4 @@ class SequenceTask(Task):
         return source, self.answer(source)
 
 
-WIDER_EACH = 1024
-"""Number of examples of each shift for a refit to read."""
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"

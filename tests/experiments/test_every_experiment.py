@@ -132,7 +132,6 @@ def test_what_a_training_says(snapshot: Any) -> None:
 OF_24 = "left in every block only 18 of 24 may go"
 REFUSED = {
     "ablate": [
-        ("model.max_length=11; recovery=refit_wider", "task=sort has none that fit model.max_length=11"),
         ("shift=[longer]", "shift=[longer]: task sort has 11 symbols, repeated symbols"),
         ("shift=[11 symbols]; model.max_length=11", "shift=[11 symbols]: has sequences of 12 tokens, model.max_length"),
         ("recovery=[refit,refit_between]", "recovery=[refit_between]: experiment=ablate recovers models that"),

@@ -30,7 +30,7 @@ def recovery(request: pytest.FixtureRequest) -> Recovery:
 
 @pytest.fixture(scope="module")
 def study(task: Sort, splits: Splits) -> Study:
-    return study_with(gated_model(task).float(), Splits(**dict(splits.items()), wider=task.wider()))
+    return study_with(gated_model(task).float(), splits)
 
 
 @pytest.fixture(scope="module")

@@ -320,27 +320,3 @@ def test_with_nothing_to_choose_by_the_largest_ridge_is_taken() -> None:
     for weight, ridge in zip(weights, ([1e-3, 10.0], 10.0), strict=True):
         correct(weight, None, [(read, missing)], ridge)
     torch.testing.assert_close(*weights)
-
-
-def test_a_wider_refit_reads_as_many_sources_half_of_them_of_other_kinds(
-    study: Study, task: Sort, splits: Splits
-) -> None:
-    left, wider = without(study.subject, RAGGED), task.wider()
-    both = replace(study, splits=Splits(**dict(splits.items()), wider=wider))
-    half = pad_together(splits.train[:40], wider[:40])
-    only = replace(study, splits=Splits(**(dict(splits.items()) | {"train": half})))
-    found = recovered(Refit(examples=80, wider=True), both, left)
-    for name, weight in recovered(Refit(examples=80), only, left).state_dict().items():
-        torch.testing.assert_close(found.state_dict()[name], weight, rtol=1e-6, atol=1e-8, msg=name)
-    assert not same(found, recovered(Refit(examples=80), study, left))
-
-
-def pad_together(*parts: Examples) -> Examples:
-    columns = [max(getattr(part, side).shape[1] for part in parts) for side in ("source", "target")]
-    sides = zip(("source", "target"), columns, strict=True)
-    return Examples(
-        *(
-            torch.cat([F.pad(own := getattr(part, side), (0, width - own.shape[1]), value=PAD) for part in parts])
-            for side, width in sides
-        )
-    )

@@ -117,16 +117,6 @@ def test_shifts_are_of_another_kind_than_anything_that_is_learnt(task: Task, spl
             assert list(task.answer(source) or ()) == target
 
 
-def test_what_a_refit_may_read_of_other_kinds_is_measured_nowhere(task: Task, splits: Splits) -> None:
-    if (wider := task.wider()) is None:
-        return
-    own = {tuple(source) for source, _ in decoded_rows(task, wider)}
-    for examples in task.shifts().values():
-        measured = {tuple(source) for source, _ in decoded_rows(task, examples)}
-        assert not measured & own
-        assert {len(source) for source in measured} <= {len(source) for source in own}, "of the same kinds"
-
-
 SMALLEST: dict[str, int] = {"valid": 2, "score": 2, "choose": 2}
 
 
@@ -143,7 +133,7 @@ def test_shifts_of_short_sequences_share_nothing_with_the_splits(settings: dict[
     task = Sort(**(SMALLEST | settings))
     seen = {tuple(source) for _, examples in task.splits().items() for source, _ in decoded_rows(task, examples)}
     assert list(task.shifts()) == kinds
-    for examples in (*task.shifts().values(), task.wider()):
+    for examples in task.shifts().values():
         assert len(examples) > 0
         assert not {tuple(source) for source, _ in decoded_rows(task, examples)} & seen
 

@@ -118,7 +118,7 @@ def test_a_report_measures_batches_of_another_kind_too() -> None:
     ]
     assert table["recovery"].tolist() == ["nothing"] * 4 + ["refit"] * 2
     assert table["heads_removed"].tolist() == [0, 0, 2, 2, 2, 2]
-    for taken in ("score", "wider", "report split"):
+    for taken in ("score", "report split"):
         with pytest.raises(ValueError, match=f"shift={taken}: is the name of a split, train, valid, score, choose, re"):
             wrap(classifier(), losses.classification, score=batches(1), shift={taken: batches(1)})
     for wrong in (batches(1), {1: batches(1)}):

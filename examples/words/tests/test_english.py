@@ -27,10 +27,6 @@ def test_a_task_chooses_its_recipe_and_can_be_overruled() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ["recovery=refit_wider"],
-            r"recovery=\[refit_wider\]: reads examples of other kinds, and task=inflection has none",
-        ),
         (["shift=[longer]"], r"shift=\[longer\]: task inflection has none at all"),
         (["experiment=explain", "example=Walk verb3"], "example='Walk verb3': W is not in the vocabulary"),
     ],
