@@ -50,7 +50,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_leaves_what_the_house_promises(first: Path) -> None:
     folder = first / "run"
     tables = tables_in(folder)
-    own = {"summary", "heads", "pruning", "recovered", "agreement", "latency", "shift", "training"}
+    own = {"summary", "heads", "pruning", "recovered", "agreement", "latency", "groups", "shift", "training"}
     assert set(tables) == own
     heads, pruning = tables["heads"], tables["pruning"]
     total = 2 + 2 + 2
