@@ -31,6 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = ["-q", "-W", "--keep-going", "-b", "html", "-c", str(HERE), "-d", str(out / "doctrees")]
     code = build([*settings, str(gathered(out / "source")), str(out / "html")])
     if code == 0:
+        shutil.copytree(HERE / "reports", out / "html" / "reports", dirs_exist_ok=True)
         print(out / "html" / "index.html")
     return code
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 def gathered(source: Path) -> Path:
     """Copy the pages and the notebooks into one folder, because Sphinx reads one folder, and return it."""
     shutil.rmtree(source, ignore_errors=True)
-    shutil.copytree(HERE, source, ignore=shutil.ignore_patterns("*.py", "__pycache__", "static"))
+    shutil.copytree(HERE, source, ignore=shutil.ignore_patterns("*.py", "__pycache__", "static", "reports"))
     shutil.copytree(HERE.parent / "notebooks", source / "course", ignore=shutil.ignore_patterns(".*"))
     return source
 

@@ -1,7 +1,8 @@
 """The gallery: `python docs/gallery.py` makes every picture anew, `python docs/gallery.py heads speed` only these.
 
 A picture is one figure of one command, which runs as `mhaprune.run`. The picture goes to docs/pictures/. Its caption
-and the first sentence of the run go into docs/pictures/gallery.json. The page is made from that file.
+and the first sentence of the run go into docs/pictures/gallery.json. The page is made from that file. The report of
+some commands is kept whole in docs/reports/.
 """
 
 import json
@@ -18,6 +19,9 @@ LARGEST_SVG = 150_000
 """In bytes. A larger figure is kept as PNG."""
 
 
+REPORTS = PICTURES.parent / "reports"
+
+
 class Picture(NamedTuple):
     """A picture of the gallery, and the command that makes it."""
 
@@ -29,6 +33,8 @@ class Picture(NamedTuple):
     """The name of the figure in the run."""
     command: str
     """The arguments of scripts/run.py."""
+    report: str = ""
+    """The name under which the report of the command is kept whole; empty if it is not kept."""
 
 
 REVERSE = 'experiment=explain task=reverse example="3 1 4 1 5 9"'
@@ -48,8 +54,12 @@ MINILM = (
     "experiment=ablate model=minilm model.score=64 model.choose=64 model.report=64"
     " 'scorer=[ablation,gate_output,random]' experiment.tolerance=0.05 'experiment.budgets=[0.125,0.25,0.375,0.5,0.75]'"
 )
+SMOLLM2 = (
+    "plugins=[mhaprune_models] experiment=explain model=smollm2 objective=indirect_object model.score=4 model.choose=2"
+    " model.report=5 'experiment.examples=[0,1,2,3,4]'"
+)
 LIST = (
-    Picture("heads", "Which heads can be removed", "matter", "experiment=ablate"),
+    Picture("heads", "Which heads can be removed", "matter", "experiment=ablate", report="sort"),
     Picture("accuracy", "Accuracy, score by score", "accuracy", "experiment=ablate"),
     Picture("latency", "Speed-up, score by score", "latency", "experiment=ablate"),
     Picture("shift", "Fewer heads on other examples", "shift", "experiment=ablate"),
@@ -58,7 +68,7 @@ LIST = (
     Picture("minilm-heads", "The 72 heads of MiniLM", "matter", MINILM),
     Picture("minilm-accuracy", "MiniLM with fewer heads", "accuracy", MINILM),
     Picture("heads-of-inflection", "Heads that inflect English words", "matter", "experiment=ablate task=inflection"),
-    Picture("attention", "What cross-attention looks at", "attention-0-cross", REVERSE),
+    Picture("attention", "What cross-attention looks at", "attention-0-cross", REVERSE, report="reverse"),
     Picture(
         "attention-sort",
         "Sorting looks by content",
@@ -77,6 +87,7 @@ LIST = (
     Picture("worth", "Pruned, or small from the start", "worth", WORTH),
     Picture("regret", "Which score to trust", "regret", COMPARE),
     Picture("speed", "Speed-up at three widths", "speedup", "experiment=speed"),
+    Picture("smollm2", "The 270 heads of a language model", "patterns", SMOLLM2, report="smollm2"),
 )
 
 
@@ -117,6 +128,9 @@ def renew(names: Sequence[str] = ()) -> None:
             if picture.figure not in found.figures:
                 raise SystemExit(f"error: {command}: has no figure {picture.figure}, only {', '.join(found.figures)}")
             keep(picture, found.figures[picture.figure], found.sentences[0])
+            if picture.report:
+                REPORTS.mkdir(exist_ok=True)
+                (REPORTS / f"{picture.report}.html").write_text(found.page({"command": line(picture)}), encoding="utf-8")
 
 
 def keep(picture: Picture, plot: Any, sentence: str) -> None:

@@ -31,6 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mhaprune.front.refusals import check_arguments, check_once, composition_error, unreadable
 from mhaprune.interrupts import interruptible
+from mhaprune.progress import doing, shown
 from mhaprune.settings.plugins import conf_folder, results_folder
 from mhaprune.settings.refusals import BROUGHT, RunFailed, one_line, show_all, visible
 
@@ -148,7 +149,8 @@ def _show_settings(arguments: list[str]) -> None:
 
 def _sweep(arguments: Sequence[str]) -> None:
     """Do a multirun. Hydra's own would start all jobs and stop at the first that fails."""
-    from mhaprune.runs.from_hydra import composed_sweep, launch
+    with shown(), doing("load torch"):
+        from mhaprune.runs.from_hydra import composed_sweep, launch
     from mhaprune.runs.run import sweep_settings
     from mhaprune.settings.sweep import SWEEP_SETTINGS
 
@@ -164,7 +166,8 @@ class Refusing(Callback):
     """The callback of Hydra that refuses a bad folder before Hydra writes there."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        from mhaprune.runs.from_hydra import files_of_hydra
+        with shown(), doing("load torch"):  # for seconds, before anything else can be said
+            from mhaprune.runs.from_hydra import files_of_hydra
         from mhaprune.storage.store import refuse_busy, refuse_links
 
         typed = any(text.startswith("hydra.run.dir=") for text in config.hydra.overrides.hydra)  # else a new folder

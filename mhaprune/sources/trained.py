@@ -89,6 +89,11 @@ class TrainedSource(ModelSource):
         """The seed of the training; a model from a file has its own."""
         return self.seed if self.saved is None else int(self.saved.facts.get("seed", self.seed))
 
+    @property
+    def by_toy_recipe(self) -> bool:
+        """True if a task from outside of mhaprune is trained by the recipe of its toy tasks."""
+        return type(self.task).__module__.partition(".")[0] != "mhaprune" and self.training == Training()
+
     def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
         """Return all scorers and recoveries of the settings: none is left out."""
         return scorers, recoveries
@@ -118,6 +123,12 @@ class TrainedSource(ModelSource):
         for source, target in zip(splits.report.source[:2].tolist(), splits.report.target[:2].tolist(), strict=True):
             log.info("%s, for example: %s", option_name(self.task), self.task.show(source, target))
         if (saved := self.saved) is None:
+            if self.by_toy_recipe:
+                log.warning(
+                    "task=%s: is trained by the recipe of the toy tasks (training=default), which may not suit it;"
+                    " docs/extend.md says how a task brings its own",
+                    self.name,
+                )
             network, history, with_what = self.trained(splits)
         else:
             network = restore(saved, self.model, len(self.task.vocabulary), self.gate, self.device)
