@@ -20,10 +20,13 @@ from mhaprune.subject import Subject
 from mhaprune.tables import DENSE, NOTHING, QUALITY, USUAL, Tables, quality_name, unit_name
 from mhaprune.wrapping.batches import LABELS
 
+PART = 8
+"""Smallest number of examples in a range of lengths."""
+
 
 def groups_of(study: Study) -> list[str]:
     """Return the group of each example of the report split: that of the task; else its label, if all have one; else its
-    length, in four parts of equal size."""
+    length, in four parts of equal size, fewer of fewer than `PART` examples each."""
     report = study.splits.report
     if study.task is not None:
         return [study.task.group(source) for source in report.source.tolist()]
@@ -31,7 +34,8 @@ def groups_of(study: Study) -> list[str]:
     if all(isinstance(each, Tensor) and each.dim() == 1 and not each.is_floating_point() for each in labels):
         return [f"label {label}" for label in torch.cat(labels).tolist()]
     lengths = pd.Series(report.lengths().tolist())
-    return list(lengths.groupby(pd.qcut(lengths, 4, labels=False, duplicates="drop")).transform(_from_to))
+    parts = max(1, min(4, len(lengths) // PART))
+    return list(lengths.groupby(pd.qcut(lengths, parts, labels=False, duplicates="drop")).transform(_from_to))
 
 
 def _from_to(lengths: pd.Series) -> str:
@@ -67,13 +71,14 @@ def shift_table(
             drop = drop_columns("drop", measured.quality, outcome.quality)
             columns |= drop | (calibration_columns(model, kinds[kind], measured) if calibrated else {})
             rows.append({**about, "examples_of": kind, "examples": len(measured.quality), **columns})
-    tables = {"groups": pd.concat(of_groups, ignore_index=True), "shift": pd.DataFrame(rows)}
-    return tables if len(kinds) > 1 else {"groups": tables["groups"]}
+    grouped = pd.concat(of_groups, ignore_index=True)
+    tables = {"groups": grouped} if "group" in grouped and grouped["group"].nunique() > 1 else {}
+    return tables | ({"shift": pd.DataFrame(rows)} if len(kinds) > 1 else {})
 
 
 def group_sentence(tables: Tables) -> Iterator[str]:
     """Yield a sentence for the group of examples that loses most, if it loses as much as two whole examples."""
-    if "groups" not in tables or tables["groups"]["group"].nunique() < 2:
+    if "groups" not in tables:
         return
     pruned = _smallest(tables["groups"]).query("scorer != @DENSE")
     lost = pruned[pruned["drop"] * pruned["examples"] >= 2]

@@ -320,7 +320,7 @@ class Heads(ModelWithData):
 
         Heads are removed in one shot by each scorer. `budgets` are shares or numbers of heads. `tolerance` is the
         largest loss of quality on the *choose* split. With `refit`, the models of the best scorer are refitted, too.
-        With a `tokenizer`, the page also shows the attention of every head in the first text of *report*, to touch.
+        With a `tokenizer`, the page also shows the attention of every head in three texts of *report*, to touch.
 
         >>> found = heads.report("heads.html", budgets=[0.5], rounds=2)
         >>> found.tables["pruning"]["heads_removed"].unique().tolist()

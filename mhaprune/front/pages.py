@@ -34,6 +34,10 @@ def small_page(heads: Any) -> str:
     return f"<p>{escape(repr(heads))}</p>{side}<div>{names}</div>{small}</div>"
 
 
+TEXTS = 3
+"""Largest number of texts whose attention a page shows."""
+
+
 def report(
     heads: Any,
     path: str | Path | None,
@@ -52,9 +56,9 @@ def report(
         two_examples(heads.splits, name)
     if not by:
         raise ValueError("by=[]: must name one scorer or more")
-    first = heads.splits.report[:1]
+    first = heads.splits.report[:TEXTS]
     if tokenizer is not None:
-        tokens_of(tokenizer, first.as_given())
+        tokens_of(tokenizer, first[:1].as_given())
     experiment = replace(experiment, budgets=_allowed(heads, budgets))
     study = replace(
         Study.of(heads),
@@ -68,7 +72,7 @@ def report(
         findings = experiment(study)
         if tokenizer is not None:
             study = replace(study, tokens=lambda batch: tokens_of(tokenizer, batch.as_given()))
-            findings.tables.update(text_tables(study, [0], close_each(study.subject, first)))
+            findings.tables.update(text_tables(study, range(len(first)), close_each(study.subject, first)))
         results = present(experiment, study, findings, title)
     then = "`heads.prune(mask=...)` removes heads for real, and `mhaprune.save` writes what is left."
     results = replace(results, first=results.first._replace(then=then))

@@ -113,12 +113,20 @@ def test_the_group_that_loses_most_is_named_with_its_size() -> None:
     ]
     (large,) = group_sentence(grouped((about(6), 0.25)))
     assert "is 9 symbols" in large, "one lost example of four is an accident"
-    assert not list(group_sentence({"groups": grouped((about(6), 1.0))["groups"].query("group == '2 symbols'")}))
 
 
 def test_examples_of_a_pretrained_model_are_grouped_by_label_or_by_length() -> None:
     report = Batches.of([{"x": torch.zeros(2, width), "labels": torch.tensor([1, 0])} for width in (3, 4)], "report")
     assert groups_of(SimpleNamespace(task=None, splits=Splits(report=report))) == ["label 1", "label 0"] * 2
-    texts = Batches.of([{"input_ids": torch.ones(1, width, dtype=torch.long)} for width in (9, 3, 4, 5, 8)], "report")
+    widths = [9] * 8 + [3, 4] * 6 + [5] * 6 + [8] * 8
+    texts = Batches.of([{"input_ids": torch.ones(1, width, dtype=torch.long)} for width in widths], "report")
     by_length = groups_of(SimpleNamespace(task=None, splits=Splits(report=texts)))
-    assert by_length == ["9 tokens", "3 to 4 tokens", "3 to 4 tokens", "5 tokens", "8 tokens"]
+    assert dict(zip(widths, by_length, strict=True)) == {
+        3: "3 to 4 tokens",
+        4: "3 to 4 tokens",
+        5: "5 tokens",
+        8: "8 tokens",
+        9: "9 tokens",
+    }
+    few = groups_of(SimpleNamespace(task=None, splits=Splits(report=texts[6:12])))
+    assert set(few) == {"3 to 9 tokens"}, "too few for parts"
