@@ -227,13 +227,19 @@ def test_the_code_of_a_gate_decides_which_model_is_trained(conf: Path) -> None:
     assert own.keys() - plain.keys() == {"stranger"}
 
 
-def test_a_task_from_outside_gets_the_recipe_of_the_toys_with_a_warning_only(conf: Path) -> None:
+def test_a_task_from_outside_gets_the_recipe_of_the_toys_with_a_warning_only(
+    conf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     plugins.allow(["stranger"])
     own, source = importlib.import_module("stranger.double").Double(), build(compose()).source
     assert isinstance(source, TrainedSource)
-    assert not source.by_toy_recipe
-    assert replace(source, task=own).by_toy_recipe
-    assert not replace(source, task=own, training=replace(source.training, steps=700)).by_toy_recipe
+    other = replace(source.training, steps=700)
+    monkeypatch.setattr(TrainedSource, "trained", lambda *_: 1 / 0)
+    for its, training, warned in ((own, source.training, 1), (own, other, 0), (source.task, source.training, 0)):
+        caplog.clear()
+        with pytest.raises(ZeroDivisionError):
+            replace(source, task=its, training=training).study({})
+        assert sum("recipe of the toy tasks" in record.message for record in caplog.records) == warned
 
 
 def test_what_is_not_listed_is_refused_and_not_imported(conf: Path) -> None:

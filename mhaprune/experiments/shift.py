@@ -20,19 +20,23 @@ from mhaprune.subject import Subject
 from mhaprune.tables import DENSE, NOTHING, QUALITY, USUAL, Tables, quality_name, unit_name
 from mhaprune.wrapping.batches import LABELS
 
+MOST_LABELS = 30
+"""Largest number of labels that are groups."""
 PART = 8
 """Smallest number of examples in a range of lengths."""
 
 
 def groups_of(study: Study) -> list[str]:
-    """Return the group of each example of the report split: that of the task; else its label, if all have one; else its
-    length, in four parts of equal size, fewer of fewer than `PART` examples each."""
+    """Return the group of each example of the report split: that of the task; else its label, if there are few labels;
+    else its length, in four parts of equal size, fewer if a part would have fewer than `PART` examples."""
     report = study.splits.report
     if study.task is not None:
         return [study.task.group(source) for source in report.source.tolist()]
     labels = [batch.fields.get(LABELS) for batch in report.batches(BATCH_SIZE)]
     if all(isinstance(each, Tensor) and each.dim() == 1 and not each.is_floating_point() for each in labels):
-        return [f"label {label}" for label in torch.cat(labels).tolist()]
+        names = [f"label {label}" for label in torch.cat(labels).tolist()]
+        if len(set(names)) <= MOST_LABELS:
+            return names
     lengths = pd.Series(report.lengths().tolist())
     parts = max(1, min(4, len(lengths) // PART))
     return list(lengths.groupby(pd.qcut(lengths, parts, labels=False, duplicates="drop")).transform(_from_to))
@@ -67,28 +71,34 @@ def shift_table(
             if kind == USUAL:
                 table = by_group(measured, groups, outcome)
                 of_groups.append(pd.concat([pd.DataFrame(dict(about), index=table.index), table], axis=1))
-            columns = {name: value for name, value in accuracy_columns(measured).items() if name.startswith(QUALITY)}
-            drop = drop_columns("drop", measured.quality, outcome.quality)
-            columns |= drop | (calibration_columns(model, kinds[kind], measured) if calibrated else {})
-            rows.append({**about, "examples_of": kind, "examples": len(measured.quality), **columns})
-    grouped = pd.concat(of_groups, ignore_index=True)
-    tables = {"groups": grouped} if "group" in grouped and grouped["group"].nunique() > 1 else {}
-    return tables | ({"shift": pd.DataFrame(rows)} if len(kinds) > 1 else {})
+            if len(kinds) > 1:
+                columns = {
+                    name: value for name, value in accuracy_columns(measured).items() if name.startswith(QUALITY)
+                }
+                drop = drop_columns("drop", measured.quality, outcome.quality)
+                columns |= drop | (calibration_columns(model, kinds[kind], measured) if calibrated else {})
+                rows.append({**about, "examples_of": kind, "examples": len(measured.quality), **columns})
+    tables = {"groups": pd.concat(of_groups, ignore_index=True), "shift": pd.DataFrame(rows)}
+    if "group" not in tables["groups"] or tables["groups"]["group"].nunique() < 2:
+        del tables["groups"]
+    return {name: table for name, table in tables.items() if len(table)}
 
 
 def group_sentence(tables: Tables) -> Iterator[str]:
-    """Yield a sentence for the group of examples that loses most, if it loses as much as two whole examples."""
+    """Yield a sentence for the group of examples that loses most, if it loses at 95 % confidence."""
     if "groups" not in tables:
         return
-    pruned = _smallest(tables["groups"]).query("scorer != @DENSE")
-    lost = pruned[pruned["drop"] * pruned["examples"] >= 2]
+    table = _smallest(tables["groups"])
+    lost = table[(table["scorer"] != DENSE) & (table["drop_low"] > 0)]
     if lost.empty:
         return
     row = lost.loc[lost["drop"].idxmax()]
-    before = f"{quality_name(tables)} {share(row[QUALITY] + row['drop'])} with all {unit_name(tables)}"
+    dense = table[(table["scorer"] == DENSE) & (table["group"] == row["group"])][QUALITY].item()
+    lowest, highest = (plots.number(row[f"drop{end}"], 2) for end in ("_low", "_high"))
     yield (
-        f"The kind of examples that loses most is {row['group']} ({row['examples']} of the report split): {before},"
-        f" {share(row[QUALITY])} {_which(row, tables)}."
+        f"Of {table['group'].nunique()} kinds of examples {row['group']} lose most ({row['examples']} of the report"
+        f" split): {quality_name(tables)} {share(dense)} with all {unit_name(tables)}, {share(row[QUALITY])}"
+        f" {_which(row, tables)} (95 % interval of the loss {lowest} to {highest})."
     )
 
 

@@ -98,12 +98,12 @@ def answers(subject: Subject, task: Task, examples: Examples) -> pd.DataFrame:
 
 def by_group(outcome: Outcome, groups: Sequence[str], dense: Outcome | None = None) -> pd.DataFrame:
     """Return the quality in each group of examples, with its 95 % interval, and, beside the outcome of the dense model,
-    how much lower it is. Group 9 comes before group 10."""
+    how much lower it is. Group 9 comes before group 10. A group of one example has no row."""
     rows = []
     for group in sorted(set(groups), key=_natural):
         own = torch.tensor([each == group for each in groups], device=outcome.quality.device)
         values: np.ndarray = outcome.quality[own].double().cpu().numpy()
-        if len(values) > 1 or yes_or_no(values):
+        if len(values) > 1:
             columns = with_interval(QUALITY, values, interval_for(QUALITY, values))
             columns |= {} if dense is None else drop_columns("drop", outcome.quality[own], dense.quality[own])
             rows.append({"group": group, "examples": len(values), **columns})
@@ -112,8 +112,8 @@ def by_group(outcome: Outcome, groups: Sequence[str], dense: Outcome | None = No
 
 def _natural(group: str) -> tuple[int, str]:
     """Return a sort key for names with numbers, so that `10 symbols` comes after `9 symbols`."""
-    number = group.split()[0]
-    return (int(number) if number.isdigit() else 0), group
+    number = next(filter(str.isdigit, group.split()), "0")
+    return int(number), group
 
 
 def accuracy_columns(outcome: Outcome) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """The headline of several runs: the most important numbers of each run, drawn against the settings that vary."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -256,11 +257,18 @@ MEANS = ["mean", "mean_low", "mean_high", "new_low", "new_high", "models"]
 
 
 def means_in_latex(means: pd.DataFrame) -> str:
-    """Return the table of `means_table` as LaTeX of the package booktabs: a row per setting, a column per number."""
-    of = [name for name in means if name not in ("number", *MEANS[:-1], "text")]
-    wide = means.pivot(index=of, columns="number", values="text")[list(means["number"].unique())]
-    wide = wide.loc[means.set_index(of).index.unique()]  # a pivot sorts words
-    return wide.reset_index().to_latex(index=False, escape=True, na_rep="").replace("−", "$-$")
+    """Return the table of `means_table` as LaTeX of the package booktabs: a row per setting, a column per number. The
+    last column has the number of models, several if it is not the same for all numbers."""
+    settings = list(means.columns[: -len(MEANS) - 2])
+    rows = []
+    for _, of_setting in means.groupby([means[name] for name in settings] or [0] * len(means), sort=False):
+        cells = [str(of_setting[name].iloc[0]) for name in settings]
+        texts = dict(zip(of_setting["number"], of_setting["text"], strict=True))
+        cells += [texts.get(number, "") for number in means["number"].unique()]
+        rows.append([*cells, ", ".join(map(str, of_setting["models"].unique()))])
+    table = pd.DataFrame(rows, columns=[*settings, *means["number"].unique(), "models"])
+    latex = re.sub("(?<=[ (])[-−](?=[0-9])", "$-$", table.to_latex(index=False, escape=True))
+    return re.sub(r"^(?=\[)", "{}", latex, flags=re.M)  # after a rule or a row LaTeX would read an option
 
 
 def _mean(runs: pd.DataFrame) -> str:

@@ -183,8 +183,8 @@ def compare(
     tables = {name: frame[frame[LABEL].isin(once)] for name, frame in tables.items()}
     plots, means = list[Plot](), pd.DataFrame()
     try:
-        means = means_table(numbers, settings)
         common = [*means_in_words(numbers, settings), *kind.say_in_common(tables), *_beware(runs, models)]
+        means = means_table(numbers, settings)
         plots = list(draw((lambda _: against_settings(numbers, settings), *kind.figures_over_runs), tables))
     except Exception as error:  # tables may hold anything
         common = [f"Runs of {kind.__name__.lower()} cannot be compared, {reason(error)}."]

@@ -154,6 +154,7 @@ def test_a_browser_shows_where_a_token_looks_and_who_looks_at_it(tmp_path: Path)
     looking = after(page(), point.format(0, 2, "mouseenter") + f"return {now}", tmp_path)
     assert looking == "“b” (position 2, counted from 0) looks most at “b” (position 2), with 50 % of its attention."
     box = 'const box = document.querySelector("input"); box.checked = true; box.dispatchEvent(new Event("change"));'
+    assert after(page(), 'return document.querySelector("input").offsetParent !== null', tmp_path) == "true"
     rest = after(page(), box + point.format(0, 2, "focus") + f"return {now}", tmp_path)
     assert rest.endswith("looks most at “b” (position 2), with 67 % of its attention to other tokens than the first.")
 
