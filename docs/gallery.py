@@ -130,7 +130,9 @@ def renew(names: Sequence[str] = ()) -> None:
             keep(picture, found.figures[picture.figure], found.sentences[0])
             if picture.report:
                 REPORTS.mkdir(exist_ok=True)
-                (REPORTS / f"{picture.report}.html").write_text(found.page({"command": line(picture)}), encoding="utf-8")
+                (REPORTS / f"{picture.report}.html").write_text(
+                    found.page({"command": line(picture)}), encoding="utf-8"
+                )
 
 
 def keep(picture: Picture, plot: Any, sentence: str) -> None:

@@ -180,9 +180,11 @@ def _blocks(
         return attention, names, not_seen, alone
     neurons = find_neurons(model, attention, lambda: run(model, batch[:1].arguments()))
     if not neurons:
+        packed = next((name for name, weight in model.named_parameters() if weight.dim() == 3), None)
         raise Unsupported(
             f"units={list(units)}: {type(model).__name__} has no neurons: no linear map has inputs that other"
             " linear maps make one by one, at every position"
+            + (f", and {packed} is a tensor of several experts, which cannot be cut" if packed else "")
         )
     found = [*(attention if "head" in units else []), *neurons]
     return found, [*names[: len(found) - len(neurons)], *name_neurons(neurons)], not_seen, alone

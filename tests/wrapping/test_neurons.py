@@ -189,6 +189,10 @@ def test_a_model_without_neurons_is_refused_in_one_line() -> None:
 
     with pytest.raises(Unsupported, match=r"^units=\['head', 'neuron'\]: Attentive has no neurons: [^\n]*$"):
         wrapped(Attentive().eval())
+    packed = Attentive().eval()
+    packed.experts = nn.Parameter(torch.ones(2, WIDTH, WIDTH))
+    with pytest.raises(Unsupported, match="and experts is a tensor of several experts, which cannot be cut$"):
+        wrapped(packed)
     for units, message in (["layer"], "must be"), ([], "must name head, neuron or both"):
         with pytest.raises(ValueError, match=rf"^units=\[.*\]: {message}"):
             wrapped(Attentive().eval(), units)
