@@ -1,5 +1,6 @@
 """Tables of a model's answers, of how often they are right, and of the model's size."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -98,16 +99,20 @@ def answers(subject: Subject, task: Task, examples: Examples) -> pd.DataFrame:
 
 def by_group(outcome: Outcome, groups: Sequence[str], dense: Outcome | None = None) -> pd.DataFrame:
     """Return the quality in each group of examples, with its 95 % interval, and, beside the outcome of the dense model,
-    how much lower it is. Group 9 comes before group 10. A group of one example has no row."""
+    how much lower it is. Group 9 comes before group 10. Of one example there is no interval."""
     rows = []
     for group in sorted(set(groups), key=_natural):
         own = torch.tensor([each == group for each in groups], device=outcome.quality.device)
         values: np.ndarray = outcome.quality[own].double().cpu().numpy()
-        if len(values) > 1:
-            columns = with_interval(QUALITY, values, interval_for(QUALITY, values))
-            columns |= {} if dense is None else drop_columns("drop", outcome.quality[own], dense.quality[own])
-            rows.append({"group": group, "examples": len(values), **columns})
+        interval = interval_for(QUALITY, values) if len(values) > 1 else _unknown
+        columns = with_interval(QUALITY, values, interval)
+        columns |= {} if dense is None else drop_columns("drop", outcome.quality[own], dense.quality[own])
+        rows.append({"group": group, "examples": len(values), **columns})
     return pd.DataFrame(rows)
+
+
+def _unknown(values_E: np.ndarray) -> tuple[float, float]:
+    return math.nan, math.nan
 
 
 def _natural(group: str) -> tuple[int, str]:
@@ -187,6 +192,8 @@ def _drop(of_left_E: Tensor, of_dense_E: Tensor, *confidence: float) -> tuple[fl
     """Return the drop in quality and both ends of its paired interval."""
     dense_E, left_E = (each.double().cpu().numpy() for each in (of_dense_E, of_left_E))
     binary = yes_or_no(dense_E) and yes_or_no(left_E)
+    if len(left_E) < 2:
+        return float((dense_E - left_E).mean()), *_unknown(left_E)
     ends = paired_interval(dense_E, left_E, *confidence) if binary else mean_interval(dense_E - left_E, *confidence)
     return float((dense_E - left_E).mean()), *ends
 

@@ -116,11 +116,13 @@ def test_the_group_that_loses_most_is_named_with_its_size_if_it_loses_for_sure()
     assert not list(group_sentence(grouped((about(6), 0.0))))
 
 
-def test_a_group_of_one_example_has_no_row_for_any_model(model: Seq2Seq, splits: Splits) -> None:
+def test_of_a_group_of_one_example_there_is_no_interval(model: Seq2Seq, splits: Splits) -> None:
     own = Splits(report=splits.report[:5])
     tables = shift_table(model, own, ["a", "a", "b", "b", "c"], [(about(4), model.without(HeadMask(model.grid)))])
-    assert tables["groups"]["group"].tolist() == ["a", "b"] * 2
-    assert not shift_table(model, own, ["a", "a", "a", "a", "c"], [])
+    assert tables["groups"]["group"].tolist() == ["a", "b", "c"] * 2
+    ends = tables["groups"][["quality_low", "drop_low", "drop_high"]]
+    assert (ends.isna().all(axis=1) == (tables["groups"]["examples"] == 1)).all()
+    assert not shift_table(model, own, ["a"] * 5, [])
 
 
 def test_examples_of_a_pretrained_model_are_grouped_by_label_or_by_length() -> None:
