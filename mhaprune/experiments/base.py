@@ -142,6 +142,8 @@ class HeadBudgets(Experiment):
         check_budgets(self.budgets)
 
     def check(self, setup: Setup) -> None:
+        if any("@" in block.site for block in setup.grid.blocks):
+            raise ValueError("heads of single calls can be closed, not removed: set model.calls=false")
         for schedule in setup.schedules.values():
             heads_to_remove(self.budgets, len(setup.grid), len(schedule.smallest(setup.grid).removed))
 

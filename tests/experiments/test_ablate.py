@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 
-from mhaprune.experiments.ablate import summary_table
-from mhaprune.heads import HeadId, HeadMask
+from mhaprune.experiments.ablate import Ablate, summary_table
+from mhaprune.heads import BlockId, HeadId, HeadMask
 from mhaprune.inputs import Study
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
@@ -35,6 +36,12 @@ def tables(cache: Path) -> Mapping[str, pd.DataFrame]:
 @pytest.fixture(scope="module")
 def study(cache: Path, tables: Mapping[str, pd.DataFrame]) -> Study:
     return build(compose("experiment=ablate", *SETTINGS, f"cache={cache}")).study()
+
+
+def test_heads_of_single_calls_are_refused_before_anything_is_scored() -> None:
+    calls: Any = SimpleNamespace(grid=SimpleNamespace(blocks=[BlockId("attention@0", 0)]), schedules={"one_shot": None})
+    with pytest.raises(ValueError, match="not removed: set model.calls=false$"):
+        Ablate().check(calls)
 
 
 def left_by(row: Any, study: Study, recovery: str = "nothing") -> Seq2Seq:
