@@ -122,6 +122,9 @@ def test_a_speed_up_within_the_noise_is_said_and_drawn_so(low: float, high: floa
     )
     noise = f"the whole model against itself is at {low:.2f} to {high:.2f}."
     assert "32 examples" in plain
+    assert "(quartiles 1.20 to 1.22)" in plain
+    once = BOTH.assign(speedup_q1=BOTH["speedup"], speedup_q3=BOTH["speedup"])
+    assert "1.21 times as fast (timed once)" in " ".join(said({"summary": once, "latency": latency}))
     assert (noise in plain, noise in after) == (best, refit)
     (plot,) = draw((latency_curves,), all_tables() | {"latency": latency})
     assert ("(within the noise)" in text_of(plot)) == best

@@ -126,6 +126,11 @@ def test_the_darkest_weight_is_the_largest_one_where_there_is_a_choice() -> None
     assert scale_of(decoder)["vmax"] == pytest.approx(0.55), "a query with half of the keys has no choice either"
 
 
+def test_a_site_of_very_many_heads_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mhaprune.experiments.explain.explain_report.MOST_PANELS", 0)
+    assert not list(draw((attention_maps,), tables()))
+
+
 def test_all_maps_share_a_scale_and_say_where_it_is_cut_and_what_is_forbidden_is_grey() -> None:
     plots = {plot.name: plot for plot in draw((attention_maps,), tables())}
     cut, whole = plots["attention-0-decoder_self"], plots["attention-0-cross"]
