@@ -52,7 +52,9 @@ class Budget(Checked):
     share or number of them is left."""
     cache_bytes: Number = None
     """In place of `keep`: as many heads stay as fit into a key-value cache of this size, a share of the dense model's,
-    or bytes for one position of one example, as `Heads.cache_bytes` returns them."""
+    or bytes for one example of `context` positions, as `Heads.cache_bytes` returns them."""
+    context: Annotated[int, Ge(1)] = 1
+    """With `cache_bytes`, the number of positions in the cache. It matters for heads that stream."""
     faster: Annotated[float, Gt(1)] | None = None
     """In place of `keep`: how many times as fast the smaller model is on this machine. Units go in the order of score
     per millisecond, and the model is timed until it is close; `Heads.promises` has what was measured at the end."""
@@ -98,6 +100,8 @@ class Budget(Checked):
             raise ValueError(f"keep={self.keep}: even={self.even} says how many heads stay; leave one of them out")
         if self.of != "units" and (self.even or self.cache_bytes is not None):
             raise ValueError(f"of={self.of}: counts what all blocks together keep, leave even= and cache_bytes= out")
+        if self.context > 1 and self.cache_bytes is None:
+            raise ValueError(f"context={self.context}: needs cache_bytes=")
         if self.divisible_by > 1 and not self.even:
             raise ValueError(f"divisible_by={self.divisible_by}: needs even=True")
 
@@ -146,13 +150,13 @@ class Budget(Checked):
     def bytes_for(self, heads: Any) -> float:
         """Return `cache_bytes` in bytes. Raises ValueError for a size that no removal brings about."""
         given: Any = self.cache_bytes
-        if not (whole := heads.cache_bytes()):
+        if not (whole := heads.cache_bytes(length=self.context)):
             raise ValueError(f"cache_bytes={given}: the model cannot generate, so it keeps no keys and values")
         if any(len(set(block.of_kv)) < block.heads for block in heads.subject.blocks):
             if heads.units("group") is heads:
                 raise ValueError(f"cache_bytes={given}: all heads of a layer share keys and values, which must stay")
             raise ValueError(f'cache_bytes={given}: heads share keys and values, write unit="group" too')
-        least = heads.cache_bytes(HeadMask(heads.grid, frozenset(heads.grid)))
+        least = heads.cache_bytes(HeadMask(heads.grid, frozenset(heads.grid)), length=self.context)
         budget = float(given * whole if is_share(given) else given)
         if not least <= budget <= whole:
             shares = f"{math.ceil(1000 * least / whole) / 1000} to 1.0"
@@ -164,7 +168,9 @@ def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedu
     """Return a mask for each budget, all chosen in one call of the schedule. They differ only in `keep`."""
     if not budgets:
         return []
-    unit = budgets[0].unit
+    unit, counts = budgets[0].unit, budgets[0].in_time or f"of={budgets[0].of}"
+    if heads.subject.window is not None and counts != "of=units":
+        raise ValueError(f"{counts}: heads that stream hold as many weights and read a text no faster, leave it out")
     if unit is not None and heads.subject.single is not None:
         raise ValueError(f"unit={unit}: these heads are sets of heads already, leave it out")
     if unit is not None and (grouped := heads.units(unit)) is not heads:
@@ -196,12 +202,13 @@ def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedu
         return masks([budget.kept_cost(float(cost.sum())) for budget in budgets], cost)
     if first.cache_bytes is None:
         return masks([budget.kept(heads, least) for budget in budgets])
-    allowed, largest, count = first.bytes_for(heads), heads.subject.largest_in_cache, len(heads.grid)
+    allowed, context, count = first.bytes_for(heads), first.context, len(heads.grid)
+    largest = heads.subject.largest_in_cache * context
     while True:  # the cache of the last head of a block cannot go, so bytes are measured, not added up
         while first.uneven(heads, count):
             count -= 1
         (mask,) = masks([count])
-        if (over := heads.cache_bytes(mask) - allowed) <= 0:
+        if (over := heads.cache_bytes(mask, length=context) - allowed) <= 0:
             return [mask]
         count -= max(1, math.ceil(over / largest))
 

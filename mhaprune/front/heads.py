@@ -35,6 +35,7 @@ from mhaprune.wrapping.at_rest import eager
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import BlockProof
 from mhaprune.wrapping.blocks import AttentionBlock, Block, Unsupported
+from mhaprune.wrapping.interception import Window
 from mhaprune.wrapping.losses import Judge
 from mhaprune.wrapping.saving import make_plain
 from mhaprune.wrapping.understand import ModelWithData, understand, with_removal
@@ -143,6 +144,23 @@ class Heads(ModelWithData):
         subject = self.subject.grouped(unit)
         # Kept, so that scores are computed only once.
         return self if subject is self.subject else vars(self).setdefault(f"_{unit}", replace(self, subject=subject))
+
+    @checked
+    @shown()
+    def streaming(self, sink: Annotated[int, Ge(0)] = 4, recent: Annotated[int, Ge(1)] = 16) -> Heads:
+        """Return these heads with another way to be closed, for language models: a closed head still sees the first
+        `sink` tokens and the last `recent`, itself among them. It needs no keys and values of other tokens.
+
+        All methods go on from there: `score` says what is lost without the other tokens, and `prune` returns a model
+        that keeps them in its cache for the other heads only. Where heads share keys and values, write
+        `heads.units("group").streaming()`. Raises `Unsupported` for a model that attends to later tokens, too.
+        """
+        subject = self.subject.streaming(Window(sink, recent))
+        proof = BlockProof(subject, self.splits.proof).recorded()
+        subject, proven = with_removal(subject, proof, self.proven)
+        if proven.why_not:
+            raise Unsupported(f"heads of this model cannot stream: {proven.why_not}")
+        return replace(self, subject=subject, proven=proven, proof=proof)
 
     @checked
     @shown()

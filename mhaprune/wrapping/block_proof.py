@@ -151,7 +151,12 @@ class BlockProof:
         module = in_double(subject.module.get_submodule(place), of=subject.module)
         start = f"{place}." if place else ""
         blocks = {
-            name: replace(block, out=block.out.removeprefix(start), call=None)
+            name: replace(
+                block,
+                path=block.path.removeprefix(place).removeprefix("."),
+                out=block.out.removeprefix(start),
+                call=None,
+            )
             for name, block in subject.by_name.items()
             if block.out.startswith(start)
         }
@@ -167,7 +172,7 @@ class BlockProof:
             stack.enter_context(torch.no_grad())
             stack.enter_context(AllInDouble())
             stack.enter_context(at_rest(module))
-            stack.enter_context(hooked(module, blocks, 1, gates))
+            stack.enter_context(hooked(module, blocks, 1, gates, window=self.subject.window))
             output = module(*arguments, **named)
         return [*found, *list(tensors_in(output))[:1]]
 

@@ -22,9 +22,10 @@ from mhaprune.subject import AttentionMap, Batch, Fallback, Gates, LastMap, Outc
 from mhaprune.wrapping.at_rest import at_rest
 from mhaprune.wrapping.blocks import Block, Unsupported, grid_of, weight_of
 from mhaprune.wrapping.gating import head_by_head, hooked
-from mhaprune.wrapping.interception import attention_weights
+from mhaprune.wrapping.interception import Window, attention_weights
 from mhaprune.wrapping.removal import copied, held_weights, in_double, remove_heads
 from mhaprune.wrapping.replay import Replay, find_maps, recorders, walk
+from mhaprune.wrapping.streaming import stream_heads
 from mhaprune.wrapping.tensors import precise
 
 
@@ -39,6 +40,8 @@ class GatedModel(ABC):
     blocks: tuple[Block, ...]
     names: tuple[BlockId, ...]
     """The name of each block, a site and a layer, in the order of `blocks`."""
+    window: Window | None = None
+    """What a closed head still sees; None if it outputs zeros."""
 
     @property
     @abstractmethod
@@ -133,7 +136,8 @@ class GatedModel(ABC):
         seen: Callable[[BlockId, Tensor], None] | None = None,
     ) -> AbstractContextManager[Counter[BlockId]]:
         """Return a context in which gates apply to every call of the module. For the arguments see `hooked`."""
-        return hooked(self.module, self.by_name, batch_size, self._pieces(gates, batch_size), fallback, seen)
+        pieces = self._pieces(gates, batch_size)
+        return hooked(self.module, self.by_name, batch_size, pieces, fallback, seen, self.window)
 
     @torch.no_grad()
     def evaluate_masks(self, batch: Batch, gates: Tensor, fallback: Fallback | None = None) -> Any:
@@ -242,6 +246,8 @@ class GatedModel(ABC):
         cut are those of this subject."""
         gone = [head in mask.removed for head in self.grid]
         kept = [[n for n, at in enumerate(self.grid.positions(name)) if not gone[at]] for name in self.names]
+        if self.window is not None:
+            return self.with_module(*stream_heads(self.module, self.blocks, kept, self.window, shared))
         return self.with_module(*remove_heads(self.module, self.blocks, kept, shared))
 
     def in_double(self) -> Self:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.heads import BlockId
-from mhaprune.wrapping.blocks import Block
+from mhaprune.wrapping.blocks import Block, Unsupported
+from mhaprune.wrapping.interception import Window, attention_in_window
 
 Seen = Callable[[BlockId, Tensor], None]
 """A function that receives the input of an output projection, with the name of the block."""
@@ -27,16 +28,20 @@ def hooked(
     gates: Mapping[BlockId, Tensor] | None = None,
     fallback: Mapping[BlockId, Tensor] | None = None,
     seen: Seen | None = None,
+    window: Window | None = None,
 ) -> Iterator[Counter[BlockId]]:
     """While the context lasts, multiply the output of every head by its gate. Gates are (H,), (B, H) or (B, H, T) for
     each block. If a pass calls a block several times, T runs over the positions of all calls, one call after the other.
 
-    `fallback` replaces the output of a closed head, (B, H, T, K) or broadcastable to it. `seen` receives each input of
+    `fallback` replaces the output of a closed head, (B, H, T, K) or broadcastable to it. With a `window`, this is what
+    the head computes if it sees only a window of the tokens. `seen` receives each input of
     an output projection, before any gate. Yields a counter of the calls of each block's output projection, so that the
     caller can tell whether a gate was applied.
     """
     calls = Counter[BlockId]()
     starts = Counter[BlockId]()
+    stream = window is not None and fallback is None and gates is not None
+    near = {name for name, gate in (gates or {}).items() if stream and (gate.requires_grad or bool((gate != 1).any()))}
 
     def hook(name: BlockId, block: Block) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
         def before(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -59,19 +64,37 @@ def hooked(
 
             scale = gates[name].to(x)
             scale = spread(here(scale, 2) if scale.dim() == 3 else scale, block, x, batch_size)
-            if fallback is None or name not in fallback:
+            if name in near:
+                instead = through_window(outputs, block, x)
+            elif fallback is not None and name in fallback:
+                instead = side_by_side(here(fallback[name].to(x), -2), block, x, batch_size)
+            else:
                 scale = scale.transpose(0, block.batch_dim) if scale.dim() > 1 else scale
                 return (inputs[0] * (own[0] * scale if own else scale),)
-            instead = side_by_side(here(fallback[name].to(x), -2), block, x, batch_size)
             return ((instead + scale * (x - instead)).transpose(0, block.batch_dim), *own)
 
         return before
 
     with ExitStack() as stack:
+        outputs: Mapping[str, tuple[Tensor, Tensor]] = {}
+        if near and window is not None:
+            outputs = stack.enter_context(attention_in_window(model, [blocks[name].path for name in near], window))
         for name, block in blocks.items() if gates is not None or seen is not None else ():
             handle = model.get_submodule(block.out).register_forward_pre_hook(hook(name, block))
             stack.callback(handle.remove)
         yield calls
+
+
+def through_window(outputs: Mapping[str, tuple[Tensor, Tensor]], block: Block, x: Tensor) -> Tensor:
+    """Return what the input x of an output projection is if all heads see only the window. Raises `Unsupported` if x is
+    not just the outputs of the heads side by side."""
+    found = [each.transpose(1, 2).flatten(2) for each in outputs.get(block.path, ())]
+    if not found or block.calls > 1 or found[0].shape != x.shape or not torch.equal(found[0], x):
+        raise Unsupported(
+            f"{block.path}: its heads cannot stream, because what they compute was not seen as one attention call"
+            f" before {block.out}"
+        )
+    return found[1]
 
 
 def spread(gates: Tensor, block: Block, x: Tensor, batch_size: int) -> Tensor:

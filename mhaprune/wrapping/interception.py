@@ -7,12 +7,14 @@ softmax between them; and the attention interface of transformers, which knows t
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from mhaprune.wrapping.windows import opened, window_mask
 
 Attend = Callable[[Tensor, Tensor, Tensor], Any]
 """The original attention, as a function of query, key and value."""
@@ -127,6 +129,59 @@ def attention_weights(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[s
             stack.callback(module.register_forward_pre_hook(lambda *_, path=path: running.append(path)).remove)
             stack.callback(module.register_forward_hook(leave).remove)
         stack.enter_context(attention_interface(of_interface))
+        stack.enter_context(AttentionCalls(of_call))
+        yield found
+
+
+class Window(NamedTuple):
+    """The tokens that a streaming head sees: the first `sink`, and the last `recent` up to itself (Xiao et al. 2024)."""
+
+    sink: int
+    recent: int
+
+
+@contextmanager
+def attention_in_window(
+    model: nn.Module, paths: Sequence[str], window: Window
+) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """While the context lasts, collect the outputs of all heads (B, H, T, K) of the latest attention call of the
+    modules at these paths: as they are, and with only a window of the tokens to see. Raises ValueError for attention
+    that is not causal."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    running: list[str] = []
+
+    def of_call(attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
+        whole = attend(query, key, value)
+        if not running:
+            return whole
+        path, (T, U) = running[-1], (query.shape[-2], key.shape[-2])
+        given, weights = options.get("attn_mask"), options.get("weights")
+        places = torch.ones(T, U, dtype=torch.bool, device=key.device)
+        if weights is not None:  # those of padding are 0 for all queries, others may be by rounding
+            now, places = weights != 0, places.tril() & (weights != 0).any(dim=(1, 2))[:, None, None]
+        else:
+            now = places = places.tril() if options.get("is_causal") else places if given is None else opened(given)
+        if query.dim() != 4 or T != U or bool(now.triu(1).any()):
+            raise ValueError(f"{path}: its heads cannot stream, because they attend to more than earlier tokens")
+        seen = window_mask(places, T, U, *window)
+        if weights is not None:
+            inside = weights * seen
+            near = inside / inside.sum(dim=-1, keepdim=True) @ value
+        else:
+            mask = seen if given is None or given.dtype == torch.bool else given.masked_fill(~seen, -torch.inf)
+            more = {name: options[name] for name in ("scale", "enable_gqa") if name in options}
+            near = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **more)
+        found[path] = whole, near
+        return whole
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
+    with ExitStack() as stack:
+        for path in paths:
+            module = model.get_submodule(path)
+            stack.callback(module.register_forward_pre_hook(lambda *_, path=path: running.append(path)).remove)
+            stack.callback(module.register_forward_hook(leave).remove)
         stack.enter_context(AttentionCalls(of_call))
         yield found
 

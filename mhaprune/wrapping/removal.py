@@ -246,6 +246,8 @@ def _attributes(attention: nn.Module, block: Block, keep: Sequence[int]) -> dict
         attributes["num_key_value_groups"] = group if even else 1
         if not even or getattr(attention, "kept_of_kv", None):  # None where an earlier removal was uneven
             attributes["kept_of_kv"] = None if even else [kv_left.index(g) for g in of_kv]
+    if streams := getattr(attention, "streams", None):
+        attributes["streams"] = streams[:2] + [kv_left.index(kv) for kv in streams[2:] if kv in kv_left]
     if _shares_its_bias(attention):
         before = getattr(attention, "kept_heads", range(H))
         attributes["kept_heads"] = [before[h] for h in keep]

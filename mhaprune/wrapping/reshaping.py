@@ -1,6 +1,7 @@
 """Give a freshly built model the shapes that a removal of heads left.
 
-This file imports nothing of mhaprune. A copy of it lies in saved folders, so that they can be read without mhaprune.
+This file imports nothing of mhaprune but `windows`. A copy of both lies in saved folders, so that they can be read
+without mhaprune.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from mhaprune.wrapping.windows import Generate, attend_in_windows
 
 UNEVEN = "mhaprune_uneven_"
 """The begin of the names of the attention for layers that lost heads unevenly. The name of the attention that then
@@ -87,8 +90,10 @@ def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
             surround(module, forward_of_fewer_heads, sizes and Sizes(dict(pairs(sizes))))
         if "silent_columns" in values:
             surround(module, forward_without_silent)
-        if "kept_of_kv" in values or "kept_heads" in values:
+        if values.keys() & {"kept_of_kv", "kept_heads", "streams"}:
             attend_unevenly(model, path)
+        if "streams" in values:
+            model.generate = Generate(model)
 
 
 def surround(module: Any, function: Any, *facts: Any) -> None:
@@ -118,7 +123,7 @@ def attend_unevenly(model: Any, path: str) -> None:
     """Make the attention module at `path` compute by `attend`, with the same kind of attention as before."""
     parts = [part for place, part in model.named_modules() if path.startswith(f"{place}." if place else "")]
     if not (parts := [part for part in parts if hasattr(part, "set_attn_implementation")]):
-        raise ValueError(f"{path}: loses heads unevenly, which only a model of transformers can")
+        raise ValueError(f"{path}: has heads that differ, which only a model of transformers can")
     config = getattr(model.get_submodule(path), "config", parts[-1].config)
     kind = str(config._attn_implementation or "eager").removeprefix(UNEVEN)
     if not can_be_uneven(kind):
@@ -290,6 +295,9 @@ def attend(
     bias = options.get("position_bias")
     if heads is not None and bias is not None and bias.shape[1] != len(heads):
         options["position_bias"] = bias[:, heads]
+    if getattr(module, "streams", None):
+        dtype = query.dtype if kind == "eager" else None
+        return attend_in_windows(compute, module, query, key, value, attention_mask, of_kv, dtype, options)
     if of_kv is not None:
         key, value = key[:, of_kv], value[:, of_kv]
     result: tuple[Tensor, Tensor | None] = compute(module, query, key, value, attention_mask, **options)

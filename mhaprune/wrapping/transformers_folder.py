@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.storage.store import write_bytes, write_json
-from mhaprune.wrapping import reshaping
+from mhaprune.wrapping import reshaping, windows
 
 CODE = "modeling_mhaprune"
 """The name of the Python module in a folder."""
 FEWER = "_with_fewer_heads"
 """The end of `model_type` in the config of a folder with code. transformers knows no such model, so it asks for
 trust_remote_code=True instead of complaining about sizes."""
+FUTURE = "from __future__ import annotations\n"
 CLASS = '''
 
 import transformers
@@ -78,10 +79,16 @@ def write_with_code(model: Any, folder: str | Path, *arguments: Any, **named: An
     classes = dict.fromkeys(autos, f"{CODE}.{name}") | {"AutoConfig": f"{CODE}.{config.__name__}"}
     content = json.loads((path / "config.json").read_text())
     write_json(path / "config.json", content | {"model_type": kind, "auto_map": classes})
-    code = inspect.getsource(reshaping) + CLASS.format(name=name, config=config.__name__, kind=kind)
+    code = FUTURE + alone(windows) + alone(reshaping) + CLASS.format(name=name, config=config.__name__, kind=kind)
     write_bytes(path / f"{CODE}.py", code.encode())
     if wrote_readme(path) or not (path / "README.md").exists():
         write_bytes(path / "README.md", README.format(name=name, auto=min(autos, key=len)).encode())
+
+
+def alone(module: ModuleType) -> str:
+    """Return the code of a module without imports of mhaprune, for a file that holds several."""
+    lines = inspect.getsource(module).splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("from mhaprune.") and line != FUTURE)
 
 
 def write_plain(model: Any, folder: Path) -> None:

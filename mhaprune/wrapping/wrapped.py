@@ -25,9 +25,9 @@ from mhaprune.subject import AttentionMap, Fallback, Gates, Outcome
 from mhaprune.wrapping.at_rest import at_rest
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import BlockProof, largest
-from mhaprune.wrapping.blocks import Block, grid_of, shared_words
+from mhaprune.wrapping.blocks import Block, Unsupported, grid_of, shared_words
 from mhaprune.wrapping.gated import GatedModel
-from mhaprune.wrapping.interception import attention_weights
+from mhaprune.wrapping.interception import Window, attention_weights
 from mhaprune.wrapping.losses import Judge, LossAndQuality, accuracy, flat, judged, largest_probability
 from mhaprune.wrapping.units import COUNTED, calls_of, of_all_calls, sets_of, wide, with_all_calls
 from mhaprune.wrapping.workers import Shared
@@ -62,6 +62,8 @@ class WrappedModel(GatedModel):
     """The heads whose gates change outputs although the outputs have no derivative in them, as behind a rounding."""
     unit: str = "head"
     """The things that the grid counts, see `grouped`."""
+    window: Window | None = None
+    """What closed heads still see, see `streaming`."""
     single: Self | None = None
     """The same model with its single heads, if the grid counts sets or calls of them."""
     _known: WeakKeyDictionary[Batches, dict[str, Any]] = field(default_factory=WeakKeyDictionary, repr=False)
@@ -91,6 +93,14 @@ class WrappedModel(GatedModel):
     def changed(self, **parts: Any) -> Self:
         """Return a copy of this subject with some fields replaced."""
         return replace(self, **parts, _known=WeakKeyDictionary())
+
+    def streaming(self, window: Window) -> Self:
+        """Return the subject whose closed heads see only a window of the tokens, and whose removed heads stream. Raises
+        `Unsupported` for a model in which heads do already."""
+        for path, module in self.model.named_modules():
+            if getattr(module, "streams", None):
+                raise Unsupported(f"{path}: has heads that stream already, choose all of them at once")
+        return self.changed(window=window, single=self.single and self.single.streaming(window))
 
     def grouped(self, unit: str) -> Self:
         """Return the subject with one head per unit.
@@ -272,6 +282,7 @@ class WrappedModel(GatedModel):
             "weights": weights_digest(self.model),
             "judged_by": fingerprint(judged_by),
             "heads": fingerprint([[block.out, block.columns] for block in self.blocks]),
+            "window": self.window,
             "code": code_digests("mhaprune.attention", "mhaprune.measure", "mhaprune.wrapping"),
             "torch": str(torch.__version__),
             "num_threads": torch.get_num_threads(),
@@ -334,10 +345,15 @@ class WrappedModel(GatedModel):
             return self.single.cache_bytes(batch_size, length)
         if not (hasattr(self.model, "can_generate") and self.model.can_generate()):  # type: ignore[operator]
             return 0
-        kept = [block for block in self.blocks if "decoder" in block.path or not self.two_sided]
-        made = [source.rows for block in kept for source in block.made_by if source.role in ("key", "value")]
-        features = sum(len({row for head in rows.heads for row in head}) for rows in made)
-        return batch_size * length * features * self.dtype.itemsize
+        numbers = 0
+        for block in self.blocks:
+            if "decoder" in block.path or not self.two_sided:
+                sink, recent, *few = getattr(self.model.get_submodule(block.path), "streams", None) or (0, 0)
+                for rows in (source.rows for source in block.made_by if source.role in ("key", "value")):
+                    near = {row for kv in few for row in rows.heads[kv]}
+                    far = {row for head in rows.heads for row in head} - near
+                    numbers += len(far) * length + len(near) * min(length, sink + recent)
+        return batch_size * numbers * self.dtype.itemsize
 
     @property
     def largest_in_cache(self) -> int:

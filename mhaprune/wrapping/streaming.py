@@ -1,0 +1,74 @@
+"""Make heads stream: they see only a window of the tokens, in a model as it is used and saved.
+
+Dimensions: H = query heads of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from mhaprune.wrapping.blocks import Block, Unsupported
+from mhaprune.wrapping.cuts import Cut, pretrained_in
+from mhaprune.wrapping.interception import Window
+from mhaprune.wrapping.removal import copied
+
+
+def stream_heads(
+    model: nn.Module, blocks: Sequence[Block], kept: Sequence[Sequence[int]], window: Window, shared: bool = False
+) -> tuple[nn.Module, list[Block]]:
+    """Return a copy of the model in which only the heads `kept` see all tokens, and the blocks of these heads.
+
+    `kept` lists positions in each block. If `shared`, the weights are those of the model. Raises `Unsupported` for
+    layers whose attention cannot be replaced, and for a part of the heads that share keys and values.
+    """
+    tensors = (*model.parameters(), *model.buffers()) if shared else ()
+    model = copied(model, {id(tensor): tensor for tensor in tensors})
+    cut, left = Cut(), []
+    for block, keep in zip(blocks, kept, strict=True):
+        if len(keep) == block.heads:
+            left.append(block)
+            continue
+        attention: Any = model.get_submodule(block.path)
+        _check(model, attention, block)
+        gone = {block.of_kv[h] for h in range(block.heads)} - {block.of_kv[h] for h in keep}
+        if sum(kv in gone for kv in block.of_kv) != block.heads - len(keep):
+            raise Unsupported(
+                f'{block.path}: its heads share keys and values, so whole groups stream; write heads.units("group")'
+            )
+        before = getattr(attention, "streams", None) or list(window)
+        if before[:2] != list(window):
+            raise Unsupported(f"{block.path}: has heads that stream with a window of {before[:2]}, use the same one")
+        cut.attributes[block.path] = {"streams": [*window, *sorted({*before[2:], *gone})]}
+        cut.heads[block.path] = list(block.names)
+        everyone = range(block.heads)
+        left.append(
+            replace(
+                block,
+                names=tuple(block.names[h] for h in keep),
+                columns=tuple(block.columns[h] for h in keep),
+                made_by=tuple(source.without(keep, everyone, lambda row: row) for source in block.made_by),
+            )
+        )
+    if cut.attributes:
+        cut.noted(model)
+    return model, left
+
+
+def _check(model: nn.Module, attention: Any, block: Block) -> None:
+    """Raise `Unsupported` for a layer that cannot have heads that stream."""
+    _, part = pretrained_in(model)
+    config = getattr(attention, "config", None)
+    sliding = getattr(attention, "sliding_window", None)
+    if part is None or config is None or not isinstance(getattr(attention, "layer_idx", None), int):
+        reason = "only layers of decoders of transformers can compute with a window"
+    elif getattr(part.config, "is_encoder_decoder", False) or block.cross or block.kind != "head":
+        reason = "only models that are a decoder alone keep tokens that heads need not see"
+    elif sliding is not None and getattr(attention, "is_sliding", True):
+        reason = f"the layer has a window of its own, of {sliding} tokens"
+    else:
+        return
+    raise Unsupported(f"{block.path}: its heads cannot stream: {reason}")
