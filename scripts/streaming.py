@@ -15,7 +15,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -134,20 +134,20 @@ def ways(stream: Heads, remove: Heads, texts: Texts, few: bool) -> Iterator[Way]
         "DuoAttention": cache(lambda: duo(stream, texts, few)),
         "RazorAttention": cache(lambda: razor(stream, few)),
     }
-    scores |= {f"random {draw}": lambda draw=draw: drawn(stream, draw) for draw in range(2 if few else DRAWS)}
+    for draw in range(2 if few else DRAWS):
+        scores[f"random {draw}"] = partial(drawn, stream, draw)
     yield "whole model", len(stream.grid), lambda: stream.subject
     for keep in KEPT:
         for name, by in scores.items():
-            yield f"stream, {name}", keep, lambda by=by, keep=keep: stream.without(stream.mask(keep, by=by()))
-        yield "stream, taylor, refit", keep, lambda keep=keep: stream.without(stream.mask(keep, by="taylor"), True)
-        yield "some of each, taylor", keep, lambda keep=keep: some_of_each(stream, keep, few)
-        for refit in (False, True):
-            how = ", refit" * refit
-            yield (
-                f"remove, taylor{how}",
-                keep,
-                lambda keep=keep, refit=refit: remove.without(remove.mask(keep, by="taylor"), refit),
-            )
+            yield f"stream, {name}", keep, partial(without, stream, keep, by)
+        yield "stream, taylor, refit", keep, partial(without, stream, keep, scores["taylor"], True)
+        yield "some of each, taylor", keep, partial(some_of_each, stream, keep, few)
+        yield "remove, taylor", keep, partial(without, remove, keep, scores["taylor"])
+        yield "remove, taylor, refit", keep, partial(without, remove, keep, scores["taylor"], True)
+
+
+def without(heads: Heads, keep: int, by: Callable[[], Any], refit: bool = False) -> WrappedModel:
+    return heads.without(heads.mask(keep, by=by()), refit)
 
 
 def drawn(heads: Heads, draw: int) -> Tensor:

@@ -121,6 +121,14 @@ def bert_heads() -> Heads:
     return mhaprune.wrap(model, losses.drift, score=texts)
 
 
+def llama_heads() -> Heads:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=11, num_key_value_heads=2, **sizes))
+    return mhaprune.wrap(model, losses.language_model, score=[{"input_ids": torch.arange(24).reshape(2, 12) % 11}])
+
+
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder of all examples, which share their cache."""
@@ -130,7 +138,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", DOORS)
 def test_the_example_runs(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(here)
-    if name == "save" and importlib.util.find_spec("transformers") is None:
+    if name in ("save", "Heads.streaming") and importlib.util.find_spec("transformers") is None:
         pytest.skip("pip install -e '.[hf]'")
     model, made = classifier(), batches(4)
     given = {"mhaprune": mhaprune, "torch": torch, "losses": losses, "model": model, "batches": made}
@@ -138,6 +146,8 @@ def test_the_example_runs(name: str, here: Path, monkeypatch: pytest.MonkeyPatch
         given["heads"] = mhaprune.wrap(model, losses.classification, score=made, choose=made, report=made)
     if name == "save":
         given["heads_of_bert"] = bert_heads()
+    if name == "Heads.streaming":
+        given["heads_of_llama"] = llama_heads()
     where = door(name)
     found = [each for each in doctest.DocTestFinder(recurse=inspect.isclass(where)).find(where, name) if each.examples]
     assert found, "has no example"

@@ -17,7 +17,7 @@ from mhaprune.data import SPLITS
 from mhaprune.front.budget import Budget, By, Number, Unit, choose
 from mhaprune.front.given import Steps, mask_of, named_scorers, recoveries_of, two_examples
 from mhaprune.front.promise import Promised, fastest_within
-from mhaprune.front.timing import generating, speed_table
+from mhaprune.front.timing import speed_table
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
 from mhaprune.measure.columns import accuracy_columns
@@ -33,12 +33,10 @@ from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.tables import MOMENTS, USUAL
 from mhaprune.wrapping.at_rest import eager
 from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.block_proof import BlockProof
 from mhaprune.wrapping.blocks import AttentionBlock, Block, Unsupported
-from mhaprune.wrapping.interception import Window
 from mhaprune.wrapping.losses import Judge
 from mhaprune.wrapping.saving import make_plain
-from mhaprune.wrapping.understand import ModelWithData, understand, with_removal
+from mhaprune.wrapping.understand import ModelWithData, proved_again, understand, with_window
 from mhaprune.wrapping.wrapped import WrappedModel
 
 if TYPE_CHECKING:
@@ -133,10 +131,9 @@ class Heads(ModelWithData):
     def units(self, unit: Unit) -> Heads:
         """Return these heads as sets that are closed and removed together, with the same methods.
 
-        A "group" is the heads that share keys and values: only whole groups make a key-value cache smaller. A "block"
-        is an attention layer. A set has the name of its first head. If a pass calls a layer several times, a "call" is
-        a head in one of these calls, `layer.0.3@2`: it can be scored and closed, a removal takes a head out of all
-        calls. Raises ValueError for groups of unequal size.
+        A "group" is the heads that share keys and values, a "block" an attention layer. A set has the name of its first
+        head. If a pass calls a layer several times, a "call" is a head in one of these calls, `layer.0.3@2`, which can
+        be scored and closed; a removal is from all calls. Raises ValueError for groups of unequal size.
 
         >>> heads.units("block").mask(keep=1).kept
         (HeadId(site='attention', layer=1, head=0),)
@@ -149,18 +146,17 @@ class Heads(ModelWithData):
     @shown()
     def streaming(self, sink: Annotated[int, Ge(0)] = 4, recent: Annotated[int, Ge(1)] = 16) -> Heads:
         """Return these heads with another way to be closed, for language models: a closed head still sees the first
-        `sink` tokens and the last `recent`, itself among them. It needs no keys and values of other tokens.
+        `sink` tokens and the last `recent`, itself among them.
 
-        All methods go on from there: `score` says what is lost without the other tokens, and `prune` returns a model
-        that keeps them in its cache for the other heads only. Where heads share keys and values, write
-        `heads.units("group").streaming()`. Raises `Unsupported` for a model that attends to later tokens, too.
+        So `score` says what is lost without the other tokens, and `prune` returns a model whose cache has them for the
+        other heads only. Where heads share keys and values, write `heads.units("group").streaming()`. Raises
+        `Unsupported` for a model that is no such decoder.
+
+        >>> stream = heads_of_llama.units("group").streaming(sink=1, recent=3)
+        >>> stream.cache_bytes(stream.mask(keep=0), length=100) / heads_of_llama.cache_bytes(length=100)
+        0.04
         """
-        subject = self.subject.streaming(Window(sink, recent))
-        proof = BlockProof(subject, self.splits.proof).recorded()
-        subject, proven = with_removal(subject, proof, self.proven)
-        if proven.why_not:
-            raise Unsupported(f"heads of this model cannot stream: {proven.why_not}")
-        return replace(self, subject=subject, proven=proven, proof=proof)
+        return with_window(self, sink, recent)
 
     @checked
     @shown()
@@ -172,8 +168,7 @@ class Heads(ModelWithData):
         The heads with the lowest scores are removed. `by` names a score, or holds your own (see
         `front.given.scores_of`). `schedule` says how heads are chosen by it, for example `"iterative"`; by default all
         at once. A schedule that uses no scores may stand in place of a score: "greedy", or "greedy_refit" for a model
-        that will be refitted. `budget` are other fields of `mhaprune.Budget`: `unit`, `even`, `divisible_by`,
-        `cache_bytes`, `rescore_every`, `of`.
+        that will be refitted. `budget` are other fields of `mhaprune.Budget`.
 
         >>> len(heads.mask(keep=0.25, by="gate_output").removed)
         6
@@ -190,8 +185,7 @@ class Heads(ModelWithData):
         schedule: str | Schedule | None = None,
         **budget: Any,
     ) -> list[HeadMask]:
-        """Return a mask for each of several sizes, all chosen in one call of the schedule. For the other arguments see
-        `mask`.
+        """Return a mask for each of several sizes, chosen in one call of the schedule, see `mask`.
 
         >>> [len(mask.kept) for mask in heads.masks([0.75, 2], even=True)]
         [6, 2]
@@ -246,8 +240,7 @@ class Heads(ModelWithData):
 
     @contextmanager
     def closed(self, mask: Any) -> Iterator[nn.Module]:
-        """While the context lasts, the heads that a mask removes are closed in every call of the model that this
-        yields. It is your own model, unless that has attention of torch.nn.
+        """Yield your model with the heads of a mask closed in every call; a copy if its attention is of torch.nn.
 
         >>> with heads.closed(["attention.0.1"]) as gated:
         ...     output = gated(**batches[0])
@@ -266,8 +259,7 @@ class Heads(ModelWithData):
     @checked
     @shown()
     def evaluate(self, *masks: Any) -> pd.DataFrame:
-        """Return loss and quality on the *report* split, with 95 % intervals: a row for the whole model, then a row for
-        each mask, with its heads closed. Heads need not be removable.
+        """Return loss and quality on *report*, with 95 % intervals: a row for the whole model, then one for each mask.
 
         >>> heads.evaluate({0: [0]}, heads.mask(keep=2))["heads_kept"].tolist()
         [8, 7, 2]
@@ -286,8 +278,7 @@ class Heads(ModelWithData):
     def cache_bytes(
         self, mask: Any = None, batch_size: Annotated[int, Ge(1)] = 1, length: Annotated[int, Ge(1)] = 1
     ) -> int:
-        """Return the bytes of keys and values that generation keeps for a batch, at this length, without the heads of
-        a mask. 0 for a model that cannot generate.
+        """Return the bytes of keys and values of a batch, without the heads of a mask; 0 if the model cannot generate.
 
         >>> heads.cache_bytes()
         0
@@ -372,16 +363,11 @@ class Heads(ModelWithData):
         """
         self.check_removable()
         keep = [keep] if isinstance(keep, int | float) else keep
-        sizes = [batch_sizes] if isinstance(batch_sizes, int) else list(batch_sizes)
-        if min(sizes, default=0) < 1:
-            raise ValueError(f"batch_sizes={min(sizes) if sizes else sizes}: must be 1 or more")
-        timed = self.subject if new_tokens is None else generating(self.subject, new_tokens)
-        return speed_table(timed, self.masks(keep, by), self.splits.report, sizes, rounds, new_tokens)
+        return speed_table(self, lambda: self.masks(keep, by), batch_sizes, rounds, new_tokens)
 
     @property
     def promises(self) -> pd.DataFrame:
-        """The budgets in time that were chosen, `faster=` and `ms=`: what was promised, and what was measured once more
-        at the end, in milliseconds, with the speed-up and its quartiles."""
+        """The budgets `faster=` and `ms=`: the promise, and what was measured at the end (milliseconds, speed-up)."""
         return pd.DataFrame(self.promised.rows)
 
     @cached_property
@@ -406,12 +392,8 @@ class Heads(ModelWithData):
     @cached_property
     def _settled(self) -> Heads:
         """These heads after the proofs of a removal that `prove="none"` has put off."""
-        if self.subject.prove != "none" or self.subject.single is not None:
-            return self
-        subject = self.subject.changed(prove="blocks")
-        proof = BlockProof(subject, self.splits.proof).recorded()
-        subject, proven = with_removal(subject, proof, self.proven)
-        return replace(self, subject=subject, proven=proven)
+        put_off = self.subject.prove == "none" and self.subject.single is None
+        return proved_again(self, self.subject.changed(prove="blocks")) if put_off else self
 
     @cached_property
     def _study(self) -> Study:

@@ -1,7 +1,7 @@
 """The times of a wrapped model with fewer heads."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -10,19 +10,23 @@ from mhaprune.heads import HeadMask
 from mhaprune.pruning.plans import Plan
 from mhaprune.pruning.pruned import time_removed
 from mhaprune.tables import QUARTILES
-from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.wrapped import WrappedModel
 
 
 def speed_table(
-    timed: WrappedModel,
-    masks: Sequence[HeadMask],
-    split: Batches,
-    batch_sizes: Sequence[int],
+    heads: Any,
+    chosen: Callable[[], Sequence[HeadMask]],
+    batch_sizes: int | Sequence[int],
     rounds: int,
     new_tokens: int | None,
 ) -> pd.DataFrame:
-    """See `Heads.speed`."""
+    """See `Heads.speed`; `heads` is a `front.heads.Heads`, of which `chosen` returns masks."""
+    batch_sizes = [batch_sizes] if isinstance(batch_sizes, int) else list(batch_sizes)
+    if min(batch_sizes, default=0) < 1:
+        raise ValueError(f"batch_sizes={min(batch_sizes) if batch_sizes else batch_sizes}: must be 1 or more")
+    split = heads.splits.report
+    timed = heads.subject if new_tokens is None else generating(heads.subject, new_tokens)
+    masks = chosen()
     plans = [Plan("removed", 0, "", mask) for mask in masks]
     what = "a forward pass" if new_tokens is None else f"{new_tokens} new tokens"
     tables = []

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from mhaprune.data import Data
 from mhaprune.measure.outcomes import Replacement, all_open, measure_masks
-from mhaprune.subject import Subject
+from mhaprune.subject import Batch, Fallback, Subject
 
+KEPT = 2**28
+"""The most bytes of replacements that are kept."""
 LARGEST = 2**26
 """The largest number of gates of all masks that are measured together: those of neurons may fill the memory."""
 
@@ -33,6 +35,16 @@ def rises(
 
 
 def corrupted(examples: Data) -> Replacement:
-    """Return a replacement: the outputs of the heads on the corrupt counterpart of each example."""
-    pairs = examples.counterpart()
-    return lambda subject, batch, at: subject.head_outputs(pairs[at])
+    """Return a replacement: the outputs of the heads on the corrupt counterpart of each example. They are kept for the
+    next pass if they are small."""
+    pairs, known = examples.counterpart(), dict[tuple[int, ...], Fallback]()
+
+    def replace(subject: Subject, batch: Batch, at: Tensor) -> Fallback:
+        if (place := tuple(at.tolist())) in known:
+            return known[place]
+        found = subject.head_outputs(pairs[at])
+        if sum(x.nbytes for each in (*known.values(), found) for x in each.values()) <= KEPT:
+            known[place] = found
+        return found
+
+    return replace

@@ -91,8 +91,8 @@ def through_window(outputs: Mapping[str, tuple[Tensor, Tensor]], block: Block, x
     found = [each.transpose(1, 2).flatten(2) for each in outputs.get(block.path, ())]
     if not found or block.calls > 1 or found[0].shape != x.shape or not torch.equal(found[0], x):
         raise Unsupported(
-            f"{block.path}: its heads cannot stream, because what they compute was not seen as one attention call"
-            f" before {block.out}"
+            f"{block.path}: its heads cannot have a window, because {block.out} does not read just what one attention"
+            " call computes"
         )
     return found[1]
 

@@ -134,7 +134,7 @@ def attention_weights(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[s
 
 
 class Window(NamedTuple):
-    """The tokens that a streaming head sees: the first `sink`, and the last `recent` up to itself (Xiao et al. 2024)."""
+    """The tokens that a streaming head sees: the first `sink`, and the last `recent` to itself (Xiao et al. 2024)."""
 
     sink: int
     recent: int
@@ -162,7 +162,7 @@ def attention_in_window(
         else:
             now = places = places.tril() if options.get("is_causal") else places if given is None else opened(given)
         if query.dim() != 4 or T != U or bool(now.triu(1).any()):
-            raise ValueError(f"{path}: its heads cannot stream, because they attend to more than earlier tokens")
+            raise ValueError(f"{path}: its heads see more than earlier tokens, so they cannot have a window of these")
         seen = window_mask(places, T, U, *window)
         if weights is not None:
             inside = weights * seen

@@ -240,7 +240,8 @@ def make_plain(model: nn.Module) -> bool:
     """
     _, part = pretrained_in(model)
     cut = None if part is None else Cut.of(part)
-    if cut is None or native_class(part) is None or any("inputs_of_heads" in each for each in cut.attributes.values()):
+    more = {"inputs_of_heads", "streams"}  # which no config of transformers can say
+    if cut is None or native_class(part) is None or any(more & each.keys() for each in cut.attributes.values()):
         return False
     state = part.state_dict()
     if not all(name in state or f"{name}.weight" in state for name in cut.shapes):

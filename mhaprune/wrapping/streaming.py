@@ -36,8 +36,9 @@ def stream_heads(
         _check(model, attention, block)
         gone = {block.of_kv[h] for h in range(block.heads)} - {block.of_kv[h] for h in keep}
         if sum(kv in gone for kv in block.of_kv) != block.heads - len(keep):
+            unit = "group" if len(set(block.of_kv)) > 1 else "block"
             raise Unsupported(
-                f'{block.path}: its heads share keys and values, so whole groups stream; write heads.units("group")'
+                f'{block.path}: its heads share keys and values, so they stream together; write heads.units("{unit}")'
             )
         before = getattr(attention, "streams", None) or list(window)
         if before[:2] != list(window):
@@ -62,13 +63,15 @@ def _check(model: nn.Module, attention: Any, block: Block) -> None:
     """Raise `Unsupported` for a layer that cannot have heads that stream."""
     _, part = pretrained_in(model)
     config = getattr(attention, "config", None)
-    sliding = getattr(attention, "sliding_window", None)
-    if part is None or config is None or not isinstance(getattr(attention, "layer_idx", None), int):
-        reason = "only layers of decoders of transformers can compute with a window"
+    kinds, number = getattr(config, "layer_types", None) or (), getattr(attention, "layer_idx", None)
+    slides = not kinds or "sliding" in kinds[number or 0]
+    sliding = getattr(attention, "sliding_window", getattr(config, "sliding_window", None)) if slides else None
+    if part is None or config is None or not isinstance(number, int):
+        reason = "only attention of transformers can be given a window"
     elif getattr(part.config, "is_encoder_decoder", False) or block.cross or block.kind != "head":
-        reason = "only models that are a decoder alone keep tokens that heads need not see"
-    elif sliding is not None and getattr(attention, "is_sliding", True):
-        reason = f"the layer has a window of its own, of {sliding} tokens"
+        reason = "only a model that is a decoder alone can have heads with a window"
+    elif sliding is not None:
+        reason = f"has a window of its own, of {sliding} tokens"
     else:
         return
-    raise Unsupported(f"{block.path}: its heads cannot stream: {reason}")
+    raise Unsupported(f"{block.path}: {reason}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from mhaprune.wrapping.blocks import AttentionBlock, Block, Unsupported, name_bl
 from mhaprune.wrapping.checks import check_buffers, check_call, check_conversion, check_weights
 from mhaprune.wrapping.discovery import discover
 from mhaprune.wrapping.hints import check_attention, unseen
+from mhaprune.wrapping.interception import Window
 from mhaprune.wrapping.losses import Drift, Judge, check_counted, name_of, quality_for, unit_of
 from mhaprune.wrapping.neurons import find_neurons, name_neurons
 from mhaprune.wrapping.proofs import Proofs, prove_gates, prove_removal
@@ -153,8 +154,32 @@ def understand(
     subject = subject.changed(**sets, workers=workers, cache=kept)
     data = Splits(**splits, proof=tried)
     weights = sums if whole is model else weight_sums(model)
-    kept_proof = proof if proof is not None and prove == "blocks" and proof.recorded_bytes() <= KEPT else None
+    kept_proof = small(proof) if prove == "blocks" else None
     return ModelWithData(subject, data, name_of(quality), proven, seed, not_seen, weights, kept_proof)
+
+
+def small(proof: BlockProof | None) -> BlockProof | None:
+    """Return a proof if what it has recorded is small; else None."""
+    return proof if proof is not None and proof.recorded_bytes() <= KEPT else None
+
+
+Found = TypeVar("Found", bound=ModelWithData)
+
+
+def proved_again(found: Found, subject: WrappedModel) -> Found:
+    """Return a wrapped model with another subject, whose removals were proved."""
+    proof = BlockProof(subject, found.splits.proof).recorded()
+    subject, proven = with_removal(subject, proof, found.proven)
+    return replace(found, subject=subject, proven=proven, proof=small(proof))
+
+
+def with_window(found: Found, sink: int, recent: int) -> Found:
+    """Return a wrapped model whose closed heads see only a window, see `Heads.streaming`."""
+    subject = found.subject.streaming(Window(sink, recent))
+    found = proved_again(found, subject.changed(prove="whole" if subject.prove == "whole" else "blocks"))
+    if found.proven.why_not:
+        raise Unsupported(f"heads of this model cannot stream: {found.proven.why_not}")
+    return found
 
 
 def _blocks(

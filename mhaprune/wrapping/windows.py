@@ -33,8 +33,8 @@ def window_mask(mask: Tensor | None, queries: int, keys: int, sink: int, recent:
 
 
 def opened(mask: Tensor) -> Tensor:
-    """Return a mask as booleans. Closed places have about the smallest number there is added."""
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    """Return a mask as booleans. What is added to a closed place is -10,000 or less."""
+    return mask if mask.dtype == torch.bool else mask > -1e4
 
 
 def closed_too(mask: Tensor | None, seen: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -137,7 +137,7 @@ def streaming_layer() -> Any:
     """Return the class of a cache layer, which transformers must be installed for."""
     from transformers.cache_utils import DynamicLayer
 
-    class StreamingLayer(DynamicLayer):  # type: ignore[misc]
+    class StreamingLayer(DynamicLayer):
         """The cache of a layer: all tokens of most key-value heads, and a ring of the window of the others, in which a
         new token takes the place of the oldest after the first `sink`."""
 
@@ -174,7 +174,7 @@ def streaming_layer() -> Any:
             window = self.in_ring(start, [x.index_select(1, self.near) for x in new])
             if start == 0:
                 return keys, values
-            self.keys.in_window = window
+            setattr(self.keys, "in_window", window)  # noqa: B010 - a tensor has no such attribute for mypy
             return self.keys, self.values
 
         def in_ring(self, start: int, new: Sequence[Tensor]) -> InWindow:
@@ -184,7 +184,8 @@ def streaming_layer() -> Any:
                 slot = start if start < size else sink + (start - sink) % self.recent
                 for ring, x in zip(self.ring, new, strict=True):
                     ring[:, :, slot : slot + 1] = x
-                return InWindow(*(ring[:, :, :end] for ring in self.ring), None, end)
+                held = [ring[:, :, :end] for ring in self.ring]
+                return InWindow(held[0], held[1], None, end)
             slots = torch.arange(min(start, size), device=self.device)
             before = torch.where(slots < sink, slots, start - 1 - (start - 1 - slots) % self.recent)
             places = torch.cat([before, torch.arange(start, end, device=self.device)])
@@ -193,7 +194,7 @@ def streaming_layer() -> Any:
             to = torch.where(places < sink, places, sink + (places - sink) % self.recent)[stay]
             for ring, x in zip(self.ring, both, strict=True):
                 ring.index_copy_(2, to, x.index_select(2, stay))
-            return InWindow(*both, places, end)
+            return InWindow(both[0], both[1], places, end)
 
         def get_seq_length(self) -> int:
             return self.seen

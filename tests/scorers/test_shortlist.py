@@ -1,11 +1,14 @@
 """`shortlist`: exact where it decides, an estimate elsewhere."""
 
+import numpy as np
 import pytest
 import torch
 
 from mhaprune import losses, wrap
 from mhaprune.front.heads import Heads
+from mhaprune.measure.outcomes import all_open, gate_gradients, token_gradients
 from mhaprune.scorers.attribution_patching import AttributionPatching
+from mhaprune.scorers.replacing import corrupted
 from mhaprune.scorers.shortlist import Shortlist
 from support.classifier import batches, classifier
 
@@ -20,7 +23,11 @@ def heads() -> Heads:
 @pytest.mark.parametrize(("replace", "exact"), [("corrupt", "patching"), ("zero", "ablation")])
 def test_what_is_measured_is_exact_and_the_rest_is_the_larger_estimate(heads: Heads, replace: str, exact: str) -> None:
     truth = heads.score(exact)
-    ways = [heads.score(AttributionPatching(steps=steps))["score"] for steps in (1, 2)]
+    data = heads.splits.score
+    quarter = -gate_gradients(
+        heads.subject, data, 0.75 * all_open(heads.subject, 1)[0], replacement=corrupted(data)
+    ).mean(dim=0)
+    ways = [*(heads.score(AttributionPatching(steps=steps))["score"].to_numpy() for steps in (1, 2)), quarter.numpy()]
     for checks in (2, 5, 8):
         found = heads.score(Shortlist(replace=replace, top=2, checks=checks, enough=1.0))  # type: ignore[arg-type]
         mine = found["exact"].astype(bool)
@@ -28,11 +35,10 @@ def test_what_is_measured_is_exact_and_the_rest_is_the_larger_estimate(heads: He
         assert found.loc[mine, "score"].to_numpy() == pytest.approx(truth.loc[mine, "score"].to_numpy(), abs=1e-6)
         assert found.loc[mine, "stderr"].to_numpy() == pytest.approx(truth.loc[mine, "stderr"].to_numpy(), rel=1e-3)
         if replace == "corrupt":
-            assert found.loc[~mine, "score"].to_numpy() == pytest.approx(ways[0].combine(ways[1], max)[~mine], abs=1e-6)
-        passes = 1 + (replace == "corrupt")
+            assert found.loc[~mine, "score"].to_numpy() == pytest.approx(np.max(ways, axis=0)[~mine], abs=1e-6)
         parts = 1 + (checks > 2)
-        assert found["forward_passes"].iloc[0] == 2 * passes + parts * passes + checks
-        assert found["backward_passes"].iloc[0] == 2
+        assert found["forward_passes"].iloc[0] == 3 + (replace == "corrupt") + parts + checks
+        assert found["backward_passes"].iloc[0] == 3
     assert found["sure"].eq(1).all(), "all were measured"
     assert found["rank"].tolist() == truth["rank"].tolist()
 
@@ -43,24 +49,36 @@ def test_it_ends_as_soon_as_it_is_sure_enough(heads: Heads) -> None:
     assert 0 <= least["sure"].iloc[0] <= 1
 
 
+def test_heads_whose_estimate_may_have_lost_most_are_measured_first(heads: Heads) -> None:
+    """The order is that of the estimate plus the sum of the absolute derivatives by token."""
+    data = heads.splits.score
+    slopes, sizes = token_gradients(heads.subject, data, replacement=corrupted(data)).mean(dim=1)
+    estimate = torch.tensor(heads.score(Shortlist(top=1, checks=1, enough=0.0))["score"].to_numpy())
+    first = heads.score(Shortlist(top=3, checks=3))["exact"].astype(bool).to_numpy().nonzero()[0]
+    [one] = heads.score(Shortlist(top=1, checks=1))["exact"].astype(bool).to_numpy().nonzero()[0]
+    bounds = estimate + sizes
+    bounds[one] = torch.inf  # measured, so no estimate of it is seen
+    assert sorted(first) == sorted(bounds.argsort(descending=True)[:3].tolist())
+    assert (sizes >= slopes.abs() - 1e-9).all()
+
+
 def test_how_sure_it_is_depends_on_what_the_estimates_missed_in_proportion_to_their_parts() -> None:
     scorer, checked = Shortlist(top=2, checks=4), [0, 1, 2, 3]
     guess, sizes = torch.tensor([4.0, 3.0, 2.0, 1.0, 0.5, 0.2]), torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 4.0])
 
-    def sure(*missed: float) -> tuple[list[int], float]:
-        return scorer.others(guess, sizes, guess + torch.tensor([0.0, 0.0, *missed, 0.0, 0.0]), checked)
+    def sure(*missed: float) -> float:
+        return scorer.sure(guess, sizes, guess + torch.tensor([0.0, 0.0, *missed, 0.0, 0.0]), checked)
 
-    order, probability = sure(0.5, -0.5)
-    spread = (0.5 / 4) ** 0.5
-    normal = torch.distributions.Normal(0.0, 1.0)
-    assert order == [5, 4], "first the head whose estimate may be far off"
-    assert probability == pytest.approx(float(normal.cdf((3.0 - guess[4:]) / (spread * sizes[4:])).prod()), rel=1e-5)
-    assert sure(0.1, -0.1)[1] > probability > sure(2.0, -0.5)[1]
-    assert sure(0.0, 0.0) == ([4, 5], 1.0)
+    normal, spread = torch.distributions.Normal(0.0, 1.0), (0.5 / 4) ** 0.5
+    assert sure(0.5, -0.5) == pytest.approx(
+        float(normal.cdf((3.0 - guess[4:]) / (spread * sizes[4:])).prod()), rel=1e-5
+    )
+    assert sure(0.1, -0.1) > sure(0.5, -0.5) > sure(2.0, -0.5)
+    assert sure(0.0, 0.0) == 1.0
     dead, parts = torch.tensor([0.0, 0.0, -1.0, -2.0]), torch.tensor([0.0, 0.0, 1.0, 1.0])
-    assert scorer.others(dead, parts, dead, [0, 1])[1] == 1.0
-    assert scorer.others(dead, parts, dead + torch.tensor([1.0, 0, 0, 0]), [0, 1]) == ([2, 3], 0.0), "unknown"
-    assert scorer.others(guess, sizes, guess, [0]) == ([1, 2, 3, 4, 5], 0.0), "fewer than the top"
+    assert scorer.sure(dead, parts, dead, [0, 1]) == 1.0
+    assert scorer.sure(dead, parts, dead + torch.tensor([1.0, 0, 0, 0]), [0, 1]) == 0.0, "unknown"
+    assert scorer.sure(guess, sizes, guess, [0]) == 0.0, "fewer than the top"
 
 
 def test_fewer_checks_than_heads_at_the_top_are_refused() -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune import losses, progress
-from mhaprune.front.heads import Heads, generating, wrap
+from mhaprune.front.heads import Heads, wrap
+from mhaprune.front.timing import generating
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.pruning.plans import Search

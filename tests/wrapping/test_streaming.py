@@ -1,0 +1,195 @@
+"""Heads that stream in models of transformers, their caches, and the folders that hold them."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mhaprune
+from mhaprune import losses
+from mhaprune.front.heads import Heads
+from mhaprune.measure.outcomes import measure
+from mhaprune.wrapping.blocks import Unsupported
+from mhaprune.wrapping.windows import streaming_cache
+
+transformers = pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SINK, RECENT = 2, 5
+SIZES = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 3, "vocab_size": 64}
+KINDS = {
+    "Llama": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8},
+    "Qwen3": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16},
+    "GPTNeoX": {"num_attention_heads": 4},
+}
+
+
+def model_of(kind: str, **more: Any) -> Any:
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(
+        getattr(transformers, f"{kind}Config")(**SIZES, **KINDS.get(kind, {}), **more)
+    )
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 3 if weight.dim() > 1 else 1
+    return model.eval()
+
+
+def texts() -> list[dict[str, torch.Tensor]]:
+    """Texts with padding on the left, on the right, and without any."""
+    draw, made = torch.Generator().manual_seed(0), []
+    for padded in (slice(0, 0), slice(0, 7), slice(-9, None)):
+        ids = torch.randint(1, 64, (3, 30), generator=draw)
+        real = torch.ones_like(ids)
+        real[0, padded] = 0
+        made.append({"input_ids": ids, "attention_mask": real})
+    return made
+
+
+def wrapped(model: Any) -> Heads:
+    return mhaprune.wrap(model, losses.language_model, score=texts(), choose=texts(), report=texts(), prove="none")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def stream(request: pytest.FixtureRequest) -> Heads:
+    unit = "block" if request.param == "Qwen3" else "group"  # one head of keys and values for all
+    return wrapped(model_of(request.param)).units(unit).streaming(SINK, RECENT)
+
+
+def some(heads: Heads) -> Any:
+    """All of the groups of one layer, and one of another."""
+    return [*heads.subject.heads_of(heads.subject.names[0]), heads.subject.heads_of(heads.subject.names[2])[-1]]
+
+
+def answer(model: Any, ids: torch.Tensor, **how: Any) -> Any:
+    how = {"do_sample": False, "max_new_tokens": 20, "min_new_tokens": 20, **how}
+    return model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **how)
+
+
+def keeping(model: Any, cache: Any) -> dict[str, Any]:
+    """Return a cache as the argument that this version of transformers names it by."""
+    named = inspect.signature(model.forward).parameters
+    return {"cache" if "cache" in named else "past_key_values": cache}
+
+
+def test_a_model_with_streaming_heads_computes_what_the_masked_one_does(stream: Heads) -> None:
+    small, closed = stream.without(some(stream)), stream.mask(by=torch.rand(len(stream.grid)), keep=0)
+    masked = stream.evaluate(some(stream))["loss"].iloc[1]
+    assert float(measure(small, stream.splits.report).loss.mean()) == pytest.approx(masked, abs=1e-5)
+    assert abs(masked - stream.evaluate()["loss"].iloc[0]) > 1e-4
+    assert len(small.grid) == len(stream.grid) - len(some(stream))
+    assert len(closed.kept) == 0
+    assert stream.proven.difference < 1e-9
+
+
+def test_generation_keeps_a_ring_and_says_what_the_masked_model_says(stream: Heads) -> None:
+    model, ids = stream.prune(mask=some(stream)), texts()[0]["input_ids"]
+    expected = answer(model, ids, use_cache=False)
+    with stream.closed(some(stream)) as masked:
+        assert torch.equal(answer(masked, ids, use_cache=False), expected)
+    kept = streaming_cache(model)
+    assert torch.equal(answer(model, ids), expected)
+    assert torch.equal(answer(model, ids, num_beams=3), answer(model, ids, num_beams=3, use_cache=False))
+    whole = transformers.DynamicCache(config=model.config)
+    assert torch.equal(answer(model, ids, **keeping(model, whole)), expected), (
+        "a cache of all tokens is as good, but larger"
+    )
+    with torch.no_grad():
+        for part in ids.split([9, 1, 1, 12, 7], dim=1):  # in pieces of any size
+            logits = model(part, **keeping(model, kept), use_cache=True).logits[:, -1]
+    torch.testing.assert_close(logits, model(ids).logits[:, -1], atol=1e-4, rtol=0)
+    layers = [layer for layer in kept.layers if hasattr(layer, "held_bytes")]
+    held = sum(layer.held_bytes() for layer in layers) + sum(
+        layer.keys.nbytes + layer.values.nbytes for layer in kept.layers if layer not in layers
+    )
+    spare = sum(layer.all[0].shape[2] - 30 for layer in layers)
+    counted = stream.cache_bytes(some(stream), batch_size=3, length=30)
+    per_token = stream.cache_bytes(batch_size=3) // len(kept.layers)
+    assert counted <= held <= counted + spare * per_token
+    assert counted < stream.cache_bytes(batch_size=3, length=30)
+
+
+def test_padding_keeps_all_tokens_and_is_refused_in_a_ring(stream: Heads) -> None:
+    model, padded = stream.prune(mask=some(stream)), texts()[1]
+    alone = answer(model, padded["input_ids"][:1, 7:])
+    together = model.generate(**padded, do_sample=False, max_new_tokens=20, min_new_tokens=20)
+    assert torch.equal(alone[0, 23:], together[0, 30:])
+    with pytest.raises(ValueError, match=r"^padding: a cache of streaming heads is for prompts of one length"):
+        model.generate(**padded, do_sample=False, max_new_tokens=3, **keeping(model, streaming_cache(model)))
+    with pytest.raises(ValueError, match="cannot be cropped"):
+        next(layer for layer in streaming_cache(model).layers if hasattr(layer, "few")).crop(-1)
+
+
+def test_a_folder_is_read_without_mhaprune(stream: Heads, tmp_path: Path) -> None:
+    model, ids = stream.prune(mask=some(stream)), texts()[0]["input_ids"][:1]
+    mhaprune.save(model, tmp_path / "small")
+    again = mhaprune.load(tmp_path / "small")
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    assert torch.equal(answer(again, ids), answer(model, ids))
+    code = (
+        "import sys, torch; from transformers import AutoModelForCausalLM;"
+        " model = AutoModelForCausalLM.from_pretrained('small', trust_remote_code=True);"
+        f" ids = torch.tensor({ids.tolist()});"
+        " found = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False,"
+        " max_new_tokens=20, min_new_tokens=20); assert 'mhaprune' not in sys.modules; print(found.tolist())"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert said.stdout.strip().endswith(str(answer(model, ids).tolist()))
+
+
+def test_streaming_and_removed_heads_go_together() -> None:
+    """In either order; a budget in bytes counts both."""
+    stream = wrapped(model_of("Llama")).units("group").streaming(SINK, RECENT)
+    heads = wrapped(stream.prune(mask=some(stream)))
+    assert heads.cache_bytes(length=100) == stream.cache_bytes(some(stream), length=100)
+    fewer = heads.prune(mask={0: [0, 1, 2], 2: [7]})
+    groups = heads.units("group").prune(keep=0.5, by="magnitude")
+    first = wrapped(wrapped(model_of("Llama")).units("group").prune(keep=0.6, by="magnitude"))
+    later = first.units("group").streaming(SINK, RECENT).prune(keep=0.5, by="magnitude")
+    for model in (fewer, groups, later):
+        ids = texts()[0]["input_ids"]
+        assert torch.equal(answer(model, ids), answer(model, ids, use_cache=False))
+        for kind in ("eager", "sdpa"):
+            model.set_attn_implementation(kind)
+            assert torch.equal(answer(model, ids), answer(model, ids, use_cache=False))
+    with pytest.raises(Unsupported, match="has heads that stream already, choose all of them at once"):
+        heads.units("group").streaming(SINK, RECENT)
+
+
+def test_a_budget_in_bytes_of_a_context_is_kept() -> None:
+    stream = wrapped(model_of("Llama")).units("group").streaming(SINK, RECENT)
+    for share in (0.3, 0.5, 0.9):
+        mask = stream.mask(cache_bytes=share, context=200, by="magnitude")
+        larger = stream.mask(keep=len(mask.kept) + 1, by="magnitude")
+        whole = stream.cache_bytes(length=200)
+        assert stream.cache_bytes(mask, length=200) <= share * whole < stream.cache_bytes(larger, length=200)
+    with pytest.raises(ValueError, match=r"^cache_bytes=0.01: must be a share, 0.035 to 1.0"):
+        stream.mask(cache_bytes=0.01, context=200)
+
+
+def test_a_refit_and_a_report_work_on_them(tmp_path: Path) -> None:
+    stream = wrapped(model_of("Llama")).units("group").streaming(SINK, RECENT)
+    before, after = (
+        float(measure(stream.without(some(stream), refit), stream.splits.score).loss.mean()) for refit in (False, True)
+    )
+    assert before != after
+    found = stream.report(tmp_path / "page.html", by=["taylor"], budgets=[0.5], rounds=2, refit=False)
+    assert found.tables["pruning"]["heads_removed"].tolist()[:2] == [0, 6]
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "reason"),
+    [
+        ("Llama", {}, r'its heads share keys and values, so they stream together; write heads.units\("group"\)'),
+        ("Qwen3", {}, r'so they stream together; write heads.units\("block"\)'),
+        ("Mistral", {"sliding_window": 8, "num_attention_heads": 8, "num_key_value_heads": 8}, "has a window of its"),
+        ("Bloom", {"n_head": 4, "n_layer": 2}, "cannot stream"),
+    ],
+)
+def test_what_cannot_stream_is_refused(kind: str, more: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        wrapped(model_of(kind, **more)).streaming(SINK, RECENT)
