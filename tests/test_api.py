@@ -112,21 +112,13 @@ def door(name: str) -> Any:
     return getattr(Heads, name.removeprefix("Heads.")) if name.startswith("Heads.") else getattr(mhaprune, name)
 
 
-def bert_heads() -> Heads:
-    from transformers import BertConfig, BertModel
+def heads_of(kind: str, loss: Any) -> Heads:
+    import transformers
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
-    model = BertModel(BertConfig(vocab_size=11, **sizes))
-    texts = [{"input_ids": torch.arange(12).reshape(2, 6) % 11}]
-    return mhaprune.wrap(model, losses.drift, score=texts)
-
-
-def llama_heads() -> Heads:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=11, num_key_value_heads=2, **sizes))
-    return mhaprune.wrap(model, losses.language_model, score=[{"input_ids": torch.arange(24).reshape(2, 12) % 11}])
+    config = getattr(transformers, f"{kind}Config")(vocab_size=11, num_key_value_heads=2, **sizes)
+    model = getattr(transformers, {"Bert": "BertModel", "Llama": "LlamaForCausalLM"}[kind])(config)
+    return mhaprune.wrap(model, loss, score=[{"input_ids": torch.arange(24).reshape(2, 12) % 11}])
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +137,9 @@ def test_the_example_runs(name: str, here: Path, monkeypatch: pytest.MonkeyPatch
     if name.startswith("Heads.") or name in ("Budget", "export", "save"):
         given["heads"] = mhaprune.wrap(model, losses.classification, score=made, choose=made, report=made)
     if name == "save":
-        given["heads_of_bert"] = bert_heads()
+        given["heads_of_bert"] = heads_of("Bert", losses.drift)
     if name == "Heads.streaming":
-        given["heads_of_llama"] = llama_heads()
+        given["heads_of_llama"] = heads_of("Llama", losses.language_model)
     where = door(name)
     found = [each for each in doctest.DocTestFinder(recurse=inspect.isclass(where)).find(where, name) if each.examples]
     assert found, "has no example"

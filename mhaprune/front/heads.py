@@ -114,9 +114,9 @@ class Heads(ModelWithData):
     def score(self, *scorers: str | Scorer) -> pd.DataFrame:
         """Return the importance of every head by each scorer, on the *score* split, as a tidy table.
 
-        One row per scorer and head: `score` with its 95 % interval, which is empty if there are too few examples;
-        `rank` (1 is the most important), and the cost. A scorer is a name as in `scorer=[...]` of the command line, or
-        an object. Raises ValueError, one line, for a scorer that does not fit the model.
+        One row per scorer and head: `score` with its 95 % interval, empty if there are too few examples; `rank` (1 is
+        the most important), and the cost. A scorer is a name as in `scorer=[...]` of the command line, or an object.
+        Raises ValueError for a scorer that does not fit the model.
 
         >>> heads.score("ablation", "gate_output").groupby("scorer")["head"].count().to_dict()
         {'ablation': 8, 'gate_output': 8}
@@ -149,12 +149,10 @@ class Heads(ModelWithData):
         `sink` tokens and the last `recent`, itself among them.
 
         So `score` says what is lost without the other tokens, and `prune` returns a model whose cache has them for the
-        other heads only. Where heads share keys and values, write `heads.units("group").streaming()`. Raises
-        `Unsupported` for a model that is no such decoder.
+        other heads only. Where heads share keys and values, whole groups stream. Raises `Unsupported` for no decoder.
 
-        >>> stream = heads_of_llama.units("group").streaming(sink=1, recent=3)
-        >>> stream.cache_bytes(stream.mask(keep=0), length=100) / heads_of_llama.cache_bytes(length=100)
-        0.04
+        >>> len(heads_of_llama.units("group").streaming(sink=1, recent=3).mask(cache_bytes=0.5, context=100).kept)
+        1
         """
         return with_window(self, sink, recent)
 
@@ -202,6 +200,7 @@ class Heads(ModelWithData):
         fine_tune: Steps = 0,
         mask: Any = None,
         within: Annotated[float, Ge(0)] | None = None,
+        copy: bool = True,
         **how: Any,
     ) -> nn.Module:
         """Return a smaller and faster copy of the model that has only the heads that the method `mask` keeps, see there
@@ -216,8 +215,9 @@ class Heads(ModelWithData):
         distance from the dense model's answers. All use the *train* split, or *score* if there is none.
 
         `faster=1.5` asks for a speed (see `Budget`), `within=0.01` for the fastest model that loses at most so much of
-        the quality on *choose*, at 95 % confidence, after a refit or training. Raises ValueError if heads cannot be
-        removed, and for what cannot be met.
+        the quality on *choose*, at 95 % confidence, after a refit or training. With `copy=False` the smaller model
+        takes over weights of yours, so memory holds one; a refit or training copies it once. Raises ValueError for
+        heads that cannot be removed, and for what cannot be met.
 
         >>> small = heads.prune(keep=0.5, by="gate_output", refit=True)
         >>> type(small) is type(model), [layer.num_heads for layer in small.attention] != [4, 4]
@@ -234,7 +234,8 @@ class Heads(ModelWithData):
                 raise ValueError(f"within={within:g}: says how many heads stay, leave keep=, mask= and budgets out")
             model = fastest_within(self, within, by, lambda mask: self.without(mask, refit, fine_tune)).model
         else:
-            model = self.without(self.mask(keep, by, **how) if mask is None else mask, refit, fine_tune).model
+            mask = self.mask(keep, by, **how) if mask is None else mask
+            model = self.without(mask, refit, fine_tune, copy).model
         make_plain(model)
         return model
 
@@ -288,9 +289,8 @@ class Heads(ModelWithData):
 
     @checked
     @shown()
-    def without(self, mask: Any, refit: bool = False, fine_tune: Steps = 0) -> WrappedModel:
-        """Return the model without the heads that `mask` removes, as a subject. Before that, removing is proved equal
-        to masking.
+    def without(self, mask: Any, refit: bool = False, fine_tune: Steps = 0, copy: bool = True) -> WrappedModel:
+        """Return the model without the heads that `mask` removes, as a subject, see `prune`.
 
         >>> len(heads.without(heads.mask(keep=3)).grid)
         3
@@ -298,17 +298,17 @@ class Heads(ModelWithData):
         self.check_unchanged()
         mask = mask_of(mask, self.grid)
         if (settled := self._settled) is not self:
-            return settled.without(HeadMask(settled.grid, mask.removed), refit, fine_tune)
+            return settled.without(HeadMask(settled.grid, mask.removed), refit, fine_tune, copy)
         self.check_removable(mask)
         recoveries = recoveries_of(refit, fine_tune)
         try:
             self._equivalence.prove(mask)
-        except ProofFailed:
-            raise
         except Exception as error:  # of a model that may be anybody's
+            if isinstance(error, ProofFailed):
+                raise
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise Unsupported(f"heads of this model can be gated, not removed: {reason}") from error
-        smaller = self.subject.without(mask)
+        smaller = self.subject.without(mask, shared=not copy)
         for recovery in recoveries:
             smaller, _ = recovery(self._study, smaller, 0, None, lambda state: None)
         return smaller
@@ -391,7 +391,7 @@ class Heads(ModelWithData):
 
     @cached_property
     def _settled(self) -> Heads:
-        """These heads after the proofs of a removal that `prove="none"` has put off."""
+        """These heads after the proofs that `prove="none"` has put off."""
         put_off = self.subject.prove == "none" and self.subject.single is None
         return proved_again(self, self.subject.changed(prove="blocks")) if put_off else self
 

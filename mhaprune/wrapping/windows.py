@@ -108,8 +108,7 @@ def parts_of(heads: int, all_kv: int, few: tuple[int, ...], of_kv: tuple[int, ..
 
 
 class InWindow:
-    """The keys and values (B, G, U, K) of heads with a window, and the places of their tokens (U,), for new queries, of
-    which the last is at the place `seen` - 1."""
+    """The keys and values (B, G, U, K) of heads with a window, and the places (U,) of their `seen` tokens."""
 
     def __init__(self, keys: Tensor, values: Tensor, places: Tensor | None, seen: int) -> None:
         self.keys, self.values, self.places, self.seen = keys, values, places, seen
@@ -117,8 +116,7 @@ class InWindow:
     def mask(
         self, mask: Tensor | None, queries: int, sink: int, recent: int, dtype: torch.dtype | None
     ) -> Tensor | None:
-        """Return the mask (1, 1, T, U) of the last queries; None if they see all. Raises ValueError for padding in the
-        attention's own `mask`."""
+        """Return the mask (1, 1, T, U) of the last queries; None if they see all. Raises ValueError for padding."""
         if mask is not None and not bool(opened(mask)[..., -1, : self.seen].all()):
             raise ValueError("padding: a cache of streaming heads is for prompts of one length, generate them apart")
         if self.places is None:
@@ -208,10 +206,6 @@ def streaming_layer() -> Any:
 
         def reorder_cache(self, beam_idx: Tensor) -> None:
             self.batch_select_indices(beam_idx)
-
-        def batch_repeat_interleave(self, repeats: int) -> None:
-            if self.is_initialized:
-                self.batch_select_indices(torch.arange(len(self.keys)).repeat_interleave(repeats))
 
         def batch_select_indices(self, indices: Tensor) -> None:
             if self.is_initialized:

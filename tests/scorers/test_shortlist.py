@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from mhaprune import losses, wrap
@@ -9,7 +10,7 @@ from mhaprune.front.heads import Heads
 from mhaprune.measure.outcomes import all_open, gate_gradients, token_gradients
 from mhaprune.scorers.attribution_patching import AttributionPatching
 from mhaprune.scorers.replacing import corrupted
-from mhaprune.scorers.shortlist import Shortlist
+from mhaprune.scorers.shortlist import Shortlist, below
 from support.classifier import batches, classifier
 
 
@@ -69,15 +70,15 @@ def test_how_sure_it_is_depends_on_what_the_estimates_missed_in_proportion_to_th
     def sure(*missed: float) -> float:
         return scorer.sure(guess, sizes, guess + torch.tensor([0.0, 0.0, *missed, 0.0, 0.0]), checked)
 
-    normal, spread = torch.distributions.Normal(0.0, 1.0), (0.5 / 4) ** 0.5
-    assert sure(0.5, -0.5) == pytest.approx(
-        float(normal.cdf((3.0 - guess[4:]) / (spread * sizes[4:])).prod()), rel=1e-5
-    )
+    spread = (0.5 / 4) ** 0.5
+    expected = scipy.stats.t.cdf((3.0 - guess[4:]) / (spread * sizes[4:]), 3).prod()
+    assert sure(0.5, -0.5) == pytest.approx(expected, rel=1e-5)
     assert sure(0.1, -0.1) > sure(0.5, -0.5) > sure(2.0, -0.5)
     assert sure(0.0, 0.0) == 1.0
     dead, parts = torch.tensor([0.0, 0.0, -1.0, -2.0]), torch.tensor([0.0, 0.0, 1.0, 1.0])
     assert scorer.sure(dead, parts, dead, [0, 1]) == 1.0
     assert scorer.sure(dead, parts, dead + torch.tensor([1.0, 0, 0, 0]), [0, 1]) == 0.0, "unknown"
+    assert below(torch.tensor([-torch.inf, 0.0, torch.inf])).tolist() == [0.0, 0.5, 1.0]
     assert scorer.sure(guess, sizes, guess, [0]) == 0.0, "fewer than the top"
 
 
