@@ -50,6 +50,7 @@ def measure(layers: int, dtype: str, small: bool, refit: bool, neurons: bool) ->
     heads = timed("wrap", lambda: wrap(model.eval(), loss, score=parts, units=units))
     print(f"  {heads}; masked and removed differ by {heads.proven.difference:.1e}")
     timed("gate_output", partial(heads.score, "gate_output"))
+    timed("half of the heads removed, without a copy", partial(heads.prune, keep=0.5, by="gate_output", copy=False))
     timed("half of the heads removed", partial(heads.prune, keep=0.5, by="gate_output"))
     if neurons:
         timed("surgeon", partial(heads.score, "surgeon"))

@@ -43,6 +43,8 @@ SINK, RECENT = 4, 16
 SHORT, LENGTHS = 96, {1024: 8, 4096: 3}
 """Tokens of a text for scores and refits; tokens and numbers of the texts that are judged, for each task."""
 TASKS = ("repeats", "prose", "retrieval")
+LONG = ("whole model", "stream, taylor", "stream, taylor, refit", "remove, taylor, refit", "stream, random 0")
+"""The models that are also judged on the longest texts, with half of the groups."""
 DRAWS = 5
 KEPT = (45, 22)
 STEPS = 60
@@ -207,7 +209,7 @@ def compare(folder: Path, few: bool) -> None:
     lengths = {SHORT: 2} if few else LENGTHS
     for name, keep, make in ways(stream, heads, texts, few):
         missing = [length for length in lengths if not any(key(row) == (name, keep, length) for row in rows)]
-        if len(lengths) > 1 and keep == KEPT[1]:
+        if keep == KEPT[1] or name not in LONG:
             missing = [length for length in missing if length == min(lengths)]
         if not missing:
             continue

@@ -24,24 +24,28 @@ from mhaprune.settings.refusals import foreign
 MAPS = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
 NAME = "deci"
 """The architecture whose layers may differ."""
+OF_HEADS = [f"{NAME}.{name}" for name in ("attention.key_length", "attention.value_length", "rope.dimension_count")]
+"""The facts that are the width of a head."""
 
 
 @checked
 @shown()
 def write(model: nn.Module, path: str | Path, base: str | Path) -> None:
-    """Write a model into the file `path`, in its own precision; llama.cpp's `llama-quantize` makes it smaller.
+    """Write a model into the file `path`, in float16 if it is, else in float32; llama.cpp's `llama-quantize` makes it
+    smaller.
 
     `base` is a file of the whole model, as llama.cpp's own `convert_hf_to_gguf.py` writes it. The tokenizer and all
     facts that a removal leaves as they were are copied from it. Raises ValueError, one line, for a model that is no
     Llama, for heads that stream or share keys unevenly, which the format cannot say, and for another model's file.
     """
-    target, config = Path(path), getattr(model, "config", None)
-    if getattr(config, "model_type", "").removesuffix("_with_fewer_heads") != "llama":
+    target = Path(path)
+    if type(model).__name__ != "LlamaForCausalLM":
         raise ValueError(f"model: is a {type(model).__name__}, only a LlamaForCausalLM can be written")
     if target.suffix != ".gguf" or not target.parent.is_dir():
         raise ValueError(f"path={target}: must be a file that ends in .gguf, in a folder that exists")
     with foreign(f"base={base}: is no file of GGUF that can be read"):
-        facts = gguf.GGUFReader(base).fields
+        read = gguf.GGUFReader(base)
+    facts = read.fields
     body: Any = model.model  # type: ignore[union-attr]
     check(body, facts, base)
     unfinished = target.with_suffix(".gguf.part")
@@ -51,8 +55,11 @@ def write(model: nn.Module, path: str | Path, base: str | Path) -> None:
         copy_facts(writer, facts, set(numbers))
         for name, values in numbers.items():
             writer.add_array(name, values)
-        for name in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
-            writer.add_uint32(f"{NAME}.{name}", body.layers[0].self_attn.head_dim)
+        for name in OF_HEADS:
+            writer.add_uint32(name, body.layers[0].self_attn.head_dim)
+        for each in read.tensors:
+            if each.name.startswith("rope_"):  # the factors of rotary positions, which are no weight of the model
+                writer.add_tensor(each.name, each.data)
         for name, weight in track([*tensors(model, body)], "tensors"):
             kept = weight.detach().cpu()
             kept = kept.float() if kept.dtype == torch.bfloat16 or kept.dim() == 1 else kept
@@ -73,11 +80,15 @@ def check(body: Any, facts: Any, base: str | Path) -> None:
         for name, what in (("streams", "heads that stream"), ("kept_of_kv", "groups of unequal size")):
             if getattr(attention, name, None):
                 raise ValueError(f"model.layers.{number}: has {what}, which a file of GGUF cannot say")
-        if attention.q_proj.bias is not None or layer.mlp.gate_proj.bias is not None:
+        parts = [*attention.children(), *layer.mlp.children()]
+        if any(getattr(part, "bias", None) is not None for part in parts):
             raise ValueError(f"model.layers.{number}: has biases, which {NAME} of llama.cpp has not")
     kind = facts["general.architecture"].contents() if "general.architecture" in facts else "unknown"
-    sizes = {"block_count": len(body.layers), "embedding_length": body.embed_tokens.weight.shape[1]}
+    tokens, width = body.embed_tokens.weight.shape
+    sizes = {"block_count": len(body.layers), "embedding_length": width, "tokens": tokens}
     found = {name: facts[f"{kind}.{name}"].contents() for name in sizes if f"{kind}.{name}" in facts}
+    if (words := facts.get("tokenizer.ggml.tokens")) is not None:
+        found["tokens"] = len(words.contents())
     if kind != "llama" or found != sizes:
         raise ValueError(f"base={base}: is of a model of {kind} with {found}, not of this one with {sizes}")
 
@@ -107,7 +118,7 @@ def copy_facts(writer: Any, facts: Any, own: set[str]) -> None:
     for name, field in facts.items():
         name = name.replace("llama.", f"{NAME}.", 1) if name.startswith("llama.") else name
         described = name.startswith("GGUF.") or name in ("general.architecture", "general.file_type")
-        if not described and name not in own and name != f"{NAME}.rope.dimension_count":
+        if not described and name not in own and name not in OF_HEADS:
             kinds = field.types
             writer.add_key_value(name, field.contents(), kinds[0], sub_type=kinds[-1] if len(kinds) > 1 else None)
 

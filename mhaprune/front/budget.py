@@ -157,6 +157,10 @@ class Budget(Checked):
                 raise ValueError(f"cache_bytes={given}: all heads of a layer share keys and values, which must stay")
             raise ValueError(f'cache_bytes={given}: heads share keys and values, write unit="group" too')
         least = heads.cache_bytes(HeadMask(heads.grid, frozenset(heads.grid)), length=self.context)
+        if heads.subject.window is not None and least == whole:
+            raise ValueError(
+                f"context={self.context}: must be more than the window, {sum(heads.subject.window)} tokens"
+            )
         budget = float(given * whole if is_share(given) else given)
         if not least <= budget <= whole:
             shares = f"{math.ceil(1000 * least / whole) / 1000} to 1.0"
@@ -183,6 +187,8 @@ def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedu
         if not isinstance(how, Stepwise):
             raise ValueError(f"by={by}: with even= it must be a score, or a search that removes head by head")
         how = replace(how, keep_at_least=least) if least else replace(how, scope="per_block")
+    if how.removes and heads.subject.window is not None:
+        raise ValueError("schedule: scores smaller models, but heads that stream are scored once")
     if how.removes or first.cache_bytes is not None or first.in_time:
         heads.check_removable()
     spared = sparing(heads, how, least)

@@ -148,8 +148,8 @@ class Heads(ModelWithData):
         """Return these heads with another way to be closed, for language models: a closed head still sees the first
         `sink` tokens and the last `recent`, itself among them.
 
-        So `score` says what is lost without the other tokens, and `prune` returns a model whose cache has them for the
-        other heads only. Where heads share keys and values, whole groups stream. Raises `Unsupported` for no decoder.
+        So `ablation`, `taylor` and `fisher` say what is lost without the other tokens, and the cache of a pruned model
+        has them for other heads only. Heads with the same keys stream together. Raises `Unsupported` for no decoder.
 
         >>> len(heads_of_llama.units("group").streaming(sink=1, recent=3).mask(cache_bytes=0.5, context=100).kept)
         1

@@ -11,7 +11,6 @@ from mhaprune.data import Data
 from mhaprune.heads import BlockId
 from mhaprune.measure.outcomes import Replacement, mean_outputs
 from mhaprune.scorers.base import Scorer, Scores
-from mhaprune.scorers.prediction import PASSES, Prediction
 from mhaprune.scorers.replacing import rises
 from mhaprune.subject import Batch, Fallback, Subject
 
@@ -25,10 +24,9 @@ class Ablation(Scorer):
 
     family: ClassVar[str] = "ablation"
 
-    replace: Literal["zero", "mean", "resample", "predicted"] = "zero"
-    """The replacement for the output of a closed head: zeros; the mean of its output over all tokens of the split; its
-    output on another, randomly drawn example, position by position; or a prediction from the other heads of its block.
-    A prediction gives the loss that a refit of W_O for the other heads would give."""
+    replace: Literal["zero", "mean", "resample"] = "zero"
+    """The replacement for the output of a closed head: zeros; the mean of its output over all tokens of the split; or
+    its output on another, randomly drawn example, position by position."""
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
@@ -39,22 +37,7 @@ class Ablation(Scorer):
             replacement, passes = (lambda subject, batch, at: outputs), passes + 1
         elif self.replace == "resample":
             replacement, passes = resample(examples, seed), passes + 1
-        elif self.replace == "predicted":
-            replacement, passes = predicted(subject, examples), passes + PASSES + 1
         return Scores.mean_over_examples(rises(subject, examples, replacement), passes)
-
-
-def predicted(subject: Subject, examples: Data, ridge: float = 1e-3) -> Replacement:
-    """Return a replacement: for each head, its prediction from the other heads of its block by a ridge regression,
-    fitted to the split."""
-    prediction = Prediction.fit(subject, examples, ridge)
-
-    def replacement(subject: Subject, batch: Batch, at: Tensor) -> Fallback:
-        outputs = subject.head_outputs(batch)
-        missed = prediction.missed(outputs)
-        return {block: context_BHTK - missed[block] for block, context_BHTK in outputs.items()}
-
-    return replacement
 
 
 def resample(examples: Data, seed: int) -> Replacement:

@@ -32,11 +32,10 @@ class Shortlist(Scorer):
     whichever is largest. The first misses heads that are saturated, the others those that need others.
 
     What an estimate misses is in proportion to the parts that cancel in it: the sum of the absolute derivatives by
-    token. So heads are measured in the order of the estimate plus this sum, the most that can have cancelled. What is
-    missed is taken to spread in the proportion that the measured heads show, as Student's t with three degrees of
-    freedom: a few heads are missed by far more than most. So a probability is known that the top is among those that
-    were measured, which tends to be too low. The search ends if it is `enough`, or after `checks`. The table says which
-    scores are `exact`, and this probability, `sure`.
+    token. So heads are measured in the order of the estimate plus this sum. What is missed is taken to spread in the
+    proportion that the measured heads show, as Student's t with three degrees of freedom: few heads are missed by far.
+    This gives a probability that the top is among those that were measured, which tends to be too low. The search ends
+    if it is `enough`, or after `checks`. The table says which scores are `exact`, and this probability, `sure`.
     """
 
     family: ClassVar[str] = "patching"

@@ -107,6 +107,8 @@ class GatedModel(ABC):
     ) -> Any:
         """Call the module with a batch from `placed`. Raises ValueError for gates that do not fit, and `Unsupported`,
         which names the layer, if the pass did not apply a gate or did not show a head's output."""
+        if self.window is not None and fallback is not None:
+            raise ValueError("closed heads see a window, so nothing may replace what they compute; leave it out")
         pieces = self._pieces(gates, len(batch))
         with at_rest(self.module), self.gated(len(batch), pieces, fallback, seen) as calls:
             output = self.call(batch)

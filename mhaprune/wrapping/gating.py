@@ -40,8 +40,8 @@ def hooked(
     """
     calls = Counter[BlockId]()
     starts = Counter[BlockId]()
-    stream = window is not None and fallback is None and gates is not None
-    near = {name for name, gate in (gates or {}).items() if stream and (gate.requires_grad or bool((gate != 1).any()))}
+    given = (gates or {}).items() if window is not None and fallback is None else ()
+    near = {name for name, gate in given if name in blocks and (gate.requires_grad or bool((gate != 1).any()))}
 
     def hook(name: BlockId, block: Block) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
         def before(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -77,7 +77,7 @@ def hooked(
 
     with ExitStack() as stack:
         outputs: Mapping[str, tuple[Tensor, Tensor]] = {}
-        if near and window is not None:
+        if window is not None and near:
             outputs = stack.enter_context(attention_in_window(model, [blocks[name].path for name in near], window))
         for name, block in blocks.items() if gates is not None or seen is not None else ():
             handle = model.get_submodule(block.out).register_forward_pre_hook(hook(name, block))

@@ -157,16 +157,23 @@ def attention_in_window(
         path, (T, U) = running[-1], (query.shape[-2], key.shape[-2])
         given, weights = options.get("attn_mask"), options.get("weights")
         places = torch.ones(T, U, dtype=torch.bool, device=key.device)
-        if weights is not None:  # those of padding are 0 for all queries, others may be by rounding
-            now, places = weights != 0, places.tril() & (weights != 0).any(dim=(1, 2))[:, None, None]
+        if weights is not None:  # those of padding are 0 for all queries, or equal for a query that sees nothing
+            now = (weights != 0) & (weights.amax(dim=-1) - weights.amin(dim=-1) > 1e-6)[..., None]
+            places = places.tril() & now.any(dim=(1, 2))[:, None, None]
         else:
             now = places = places.tril() if options.get("is_causal") else places if given is None else opened(given)
-        if query.dim() != 4 or T != U or bool(now.triu(1).any()):
+        if T != U:
+            raise ValueError(f"{path}: reads a cache, in which its heads have no window; write use_cache=False")
+        if query.dim() != 4 or bool(now.triu(1).any()):
             raise ValueError(f"{path}: its heads see more than earlier tokens, so they cannot have a window of these")
         seen = window_mask(places, T, U, *window)
         if weights is not None:
             inside = weights * seen
-            near = inside / inside.sum(dim=-1, keepdim=True) @ value
+            if bool(
+                ((total := inside.sum(dim=-1, keepdim=True)) == 0).logical_and(seen.any(dim=-1, keepdim=True)).any()
+            ):
+                raise ValueError(f'{path}: weights in its window are rounded to 0; write attn_implementation="sdpa"')
+            near = inside / total.clamp_min(torch.finfo(total.dtype).tiny) @ value
         else:
             mask = seen if given is None or given.dtype == torch.bool else given.masked_fill(~seen, -torch.inf)
             more = {name: options[name] for name in ("scale", "enable_gqa") if name in options}

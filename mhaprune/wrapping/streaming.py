@@ -22,8 +22,8 @@ def stream_heads(
 ) -> tuple[nn.Module, list[Block]]:
     """Return a copy of the model in which only the heads `kept` see all tokens, and the blocks of these heads.
 
-    `kept` lists positions in each block. If `shared`, the weights are those of the model. Raises `Unsupported` for
-    layers whose attention cannot be replaced, and for a part of the heads that share keys and values.
+    For the arguments see `remove_heads`. Raises `Unsupported` for layers whose attention cannot be replaced, and for a
+    part of the heads that share keys and values.
     """
     tensors = (*model.parameters(), *model.buffers()) if shared else ()
     model = copied(model, {id(tensor): tensor for tensor in tensors})
@@ -45,13 +45,12 @@ def stream_heads(
             raise Unsupported(f"{block.path}: has heads that stream with a window of {before[:2]}, use the same one")
         cut.attributes[block.path] = {"streams": [*window, *sorted({*before[2:], *gone})]}
         cut.heads[block.path] = list(block.names)
-        everyone = range(block.heads)
         left.append(
             replace(
                 block,
                 names=tuple(block.names[h] for h in keep),
                 columns=tuple(block.columns[h] for h in keep),
-                made_by=tuple(source.without(keep, everyone, lambda row: row) for source in block.made_by),
+                made_by=tuple(source.without(keep, range(block.heads), lambda row: row) for source in block.made_by),
             )
         )
     if cut.attributes:
@@ -64,14 +63,16 @@ def _check(model: nn.Module, attention: Any, block: Block) -> None:
     _, part = pretrained_in(model)
     config = getattr(attention, "config", None)
     kinds, number = getattr(config, "layer_types", None) or (), getattr(attention, "layer_idx", None)
-    slides = not kinds or "sliding" in kinds[number or 0]
-    sliding = getattr(attention, "sliding_window", getattr(config, "sliding_window", None)) if slides else None
+    kind = kinds[number or 0] if kinds else "sliding"
+    sliding = (
+        getattr(attention, "sliding_window", getattr(config, "sliding_window", None)) if "sliding" in kind else None
+    )
     if part is None or config is None or not isinstance(number, int):
         reason = "only attention of transformers can be given a window"
     elif getattr(part.config, "is_encoder_decoder", False) or block.cross or block.kind != "head":
         reason = "only a model that is a decoder alone can have heads with a window"
-    elif sliding is not None:
-        reason = f"has a window of its own, of {sliding} tokens"
+    elif sliding is not None or "chunk" in kind:
+        reason = "has a window of its own"
     else:
         return
     raise Unsupported(f"{block.path}: {reason}")

@@ -175,10 +175,12 @@ def proved_again(found: Found, subject: WrappedModel) -> Found:
 
 def with_window(found: Found, sink: int, recent: int) -> Found:
     """Return a wrapped model whose closed heads see only a window, see `Heads.streaming`."""
+    if any(block.kind != "head" for block in found.subject.blocks):
+        raise Unsupported("units: neurons cannot stream, wrap with heads alone")
     subject = found.subject.streaming(Window(sink, recent))
-    found = proved_again(found, subject.changed(prove="whole" if subject.prove == "whole" else "blocks"))
-    if found.proven.why_not:
-        raise Unsupported(f"heads of this model cannot stream: {found.proven.why_not}")
+    found = proved_again(found, subject.changed(prove=subject.prove.replace("none", "blocks")))
+    if why_not := found.proven.why_not:
+        raise Unsupported(f"heads of this model cannot stream: {why_not}")
     return found
 
 

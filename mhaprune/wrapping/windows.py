@@ -20,16 +20,16 @@ def window_mask(mask: Tensor | None, queries: int, keys: int, sink: int, recent:
     """Return True where a query sees a key: one of the first `sink` tokens, or of the last `recent` up to itself. It
     broadcasts to (B, H, T, U).
 
-    `mask` is that of causal attention: True where it is open, or numbers to be added; None opens all earlier tokens.
-    Tokens are counted from the first that is open, so padding before them makes no difference.
+    `mask` is that of causal attention: True where it is open, or numbers to be added. None opens to several queries the
+    keys up to their own place, as fused attention does, and to a single one all. Tokens are counted among those that
+    the query may see, so padding or another text before them makes no difference.
     """
     if mask is None:
-        seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(0 if queries > 1 else keys)
     else:
         seen = opened(mask[..., :keys])
-    key_at = seen[..., -1:, :].cumsum(dim=-1)
-    query_at = seen.sum(dim=-1, keepdim=True)
-    return seen & ((key_at <= sink) | (query_at - key_at < recent))
+    number = seen.cumsum(dim=-1, dtype=torch.int32)
+    return seen & ((number <= sink) | (number[..., -1:] - number < recent))
 
 
 def opened(mask: Tensor) -> Tensor:
@@ -61,18 +61,19 @@ def attend_in_windows(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention in two parts: of the query heads that see all tokens, and of those that see a window.
 
-    `module.streams` holds the sizes `sink` and `recent` and then the numbers of the key-value heads with a window.
-    `of_kv` names the key-value head of each query head; None for groups of equal size. `dtype` is for attention that
-    needs a mask of numbers. Returns outputs (B, T, H, K) and attention weights, or None.
+    `module.streams` holds `sink`, `recent` and the key-value heads with a window. `of_kv` names the key-value head of
+    each query head; None for groups of equal size. `dtype` is for attention that needs a mask of numbers.
     """
     if options.get("position_bias") is not None:
         raise ValueError("streaming heads: attention with a position bias of its own cannot have any")
     sink, recent, *few = module.streams
     held: InWindow | None = getattr(key, "in_window", None)
     all_kv = key.shape[1] + (0 if held is None else len(few))
-    parts, back = parts_of(query.shape[1], all_kv, tuple(few), of_kv and tuple(of_kv), query.device)
+    parts, order = parts_of(query.shape[1], all_kv, tuple(few), of_kv and tuple(of_kv))
+    back = torch.tensor(order, device=query.device)
     outputs, weights = list[Tensor](), list[Tensor | None]()
-    for near, heads, groups, of_groups in parts:
+    for near, *numbers in parts:
+        heads, groups, of_groups = (x and torch.tensor(x, device=query.device) for x in numbers)
         keys, values, own = key, value, mask
         if held is None:
             keys, values = key.index_select(1, groups), value.index_select(1, groups)
@@ -93,18 +94,17 @@ def attend_in_windows(
 
 
 @lru_cache(maxsize=1024)
-def parts_of(heads: int, all_kv: int, few: tuple[int, ...], of_kv: tuple[int, ...] | None, device: Any) -> Any:
-    """Return the parts of attention, those that are not empty: whether the heads see a window, their numbers, those of
-    their key-value heads, and, with `of_kv`, the place of the one of each head among these. And the places of all heads
-    in the parts side by side."""
+def parts_of(heads: int, all_kv: int, few: tuple[int, ...], of_kv: tuple[int, ...] | None) -> Any:
+    """Return the parts of attention: whether heads see a window, the heads, their key-value heads, and with `of_kv` the
+    place of each head's among these. And the places of all heads in the parts."""
     kv_of = of_kv or [h * all_kv // heads for h in range(heads)]
     parts, order = [], list[int]()
     for near, groups in ((False, [kv for kv in range(all_kv) if kv not in few]), (True, list(few))):
         if mine := [h for h in range(heads) if kv_of[h] in groups]:
             of_groups = None if of_kv is None else [groups.index(kv_of[h]) for h in mine]
-            parts.append((near, *(x and torch.tensor(x, device=device) for x in (mine, groups, of_groups))))
+            parts.append((near, mine, groups, of_groups))
             order += mine
-    return parts, torch.tensor(order, device=device).argsort()
+    return parts, [order.index(h) for h in range(heads)]
 
 
 class InWindow:
@@ -116,9 +116,9 @@ class InWindow:
     def mask(
         self, mask: Tensor | None, queries: int, sink: int, recent: int, dtype: torch.dtype | None
     ) -> Tensor | None:
-        """Return the mask (1, 1, T, U) of the last queries; None if they see all. Raises ValueError for padding."""
+        """Return the mask (1, 1, T, U) of the last queries; None if they see all."""
         if mask is not None and not bool(opened(mask)[..., -1, : self.seen].all()):
-            raise ValueError("padding: a cache of streaming heads is for prompts of one length, generate them apart")
+            raise ValueError("padding: a cache of streaming heads is for prompts of one length, leave it out")
         if self.places is None:
             return None
         at = torch.arange(self.seen - queries, self.seen, device=self.places.device)[:, None]
@@ -136,8 +136,7 @@ def streaming_layer() -> Any:
     from transformers.cache_utils import DynamicLayer
 
     class StreamingLayer(DynamicLayer):
-        """The cache of a layer: all tokens of most key-value heads, and a ring of the window of the others, in which a
-        new token takes the place of the oldest after the first `sink`."""
+        """All tokens of most key-value heads, and a ring of the others, without the oldest after the first `sink`."""
 
         is_croppable = False
 
@@ -155,8 +154,8 @@ def streaming_layer() -> Any:
             self.device, self.dtype, self.is_initialized = keys.device, keys.dtype, True
 
         def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-            """Keep new keys and values (B, G, T, K). Return those of the heads that see all tokens, with the others
-            in the attribute `in_window`; of the first tokens those of all heads."""
+            """Keep keys and values (B, G, T, K). Return those of the heads that see all tokens, with the others as
+            `in_window`; of the first tokens those of all heads."""
             if not self.is_initialized:
                 self.begin(keys)
             start, new = self.seen, [keys, values]
@@ -205,17 +204,10 @@ def streaming_layer() -> Any:
             raise ValueError("a cache of streaming heads has forgotten tokens, so it cannot be cropped")
 
         def reorder_cache(self, beam_idx: Tensor) -> None:
-            self.batch_select_indices(beam_idx)
-
-        def batch_select_indices(self, indices: Tensor) -> None:
             if self.is_initialized:
-                rows = indices.to(self.device)
+                rows = beam_idx.to(self.device)
                 self.all, self.ring = ([x[rows] for x in both] for both in (self.all, self.ring))
                 self.keys, self.values = (x[:, :, : self.seen] for x in self.all)
-
-        def held_bytes(self) -> int:
-            """Return the bytes of keys and values."""
-            return sum(x.nbytes for x in (*self.all, *self.ring)) if self.is_initialized else 0
 
     return StreamingLayer
 
@@ -231,6 +223,11 @@ def streaming_cache(model: Any) -> Any:
     return found
 
 
+DRAFTS = ("is_assistant", "assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens")
+OTHERS = ("cache", "past_key_values", "cache_implementation", *DRAFTS)
+"""Settings of `generate` with another cache, or one that must be cropped."""
+
+
 class Generate:
     """The `generate` of a model with streaming heads: unless another cache is asked for, it keeps `streaming_cache`."""
 
@@ -239,9 +236,12 @@ class Generate:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         name = "cache" if "cache" in signature(self.model.forward).parameters else "past_key_values"
-        given = ("cache", "past_key_values", "cache_implementation", "assistant_model", "prompt_lookup_num_tokens")
-        real = named.get("attention_mask")
+        config = named.get("generation_config") or self.model.generation_config
+        asked = {each: named.get(each, getattr(config, each, None)) for each in ("use_cache", "pad_token_id", *OTHERS)}
+        ids, real = (*arguments, named.get("inputs", named.get("input_ids")))[0], named.get("attention_mask")
+        if real is None and isinstance(ids, Tensor) and asked["pad_token_id"] is not None:
+            real = ids != asked["pad_token_id"]
         padded = real is not None and not bool((real != 0).all())
-        if not padded and named.get("use_cache") is not False and all(named.get(each) is None for each in given):
+        if not padded and asked["use_cache"] is not False and all(asked[each] in (None, False) for each in OTHERS):
             named[name] = streaming_cache(self.model)
         return type(self.model).generate(self.model, *arguments, **named)

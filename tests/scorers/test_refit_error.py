@@ -4,10 +4,8 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import PAD, Examples, Splits
-from mhaprune.heads import BlockId, HeadMask, Site
-from mhaprune.measure.outcomes import measure
+from mhaprune.heads import BlockId, Site
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.scorers.ablation import Ablation, predicted
 from mhaprune.scorers.refit_error import RefitError
 
 TINY = 1e-9
@@ -30,23 +28,3 @@ def test_the_score_is_the_error_that_least_squares_leaves(model: Seq2Seq, splits
         wanted = gates[n] * own @ model.output_weights()[head.block][head.head]
         left = wanted - rest @ torch.linalg.lstsq(rest, wanted).solution
         torch.testing.assert_close(score, left.square().sum(dim=1).mean(), rtol=1e-5, atol=1e-12)
-
-
-@torch.no_grad()
-def test_ablation_by_what_is_predicted_is_the_loss_with_a_new_output_projection(model: Seq2Seq, splits: Splits) -> None:
-    replacement, dense = predicted(model, splits.score, TINY), measure(model, splits.score).loss
-    for head in (model.grid.heads[1], model.grid.heads[-1]):
-        own, rest = outputs_and_rest(model, splits.score, head.block, head.head)
-        moved = torch.linalg.lstsq(rest, own).solution @ model.output_weights()[head.block][head.head]
-        mask = HeadMask(model.grid).without(head)
-        gate = model.learned_gates()[model.grid.heads.index(head)]  # type: ignore[index]
-        refitted = model.without(mask)
-        projection = refitted.attention_sublayers()[head.block].attention.out_proj
-        projection.bias += gate * moved[0]
-        projection.weight += gate * moved[1:].T
-        loss = measure(refitted, splits.score).loss
-        torch.testing.assert_close(measure(model, splits.score, mask.gates(), replacement).loss, loss)
-        assert not torch.allclose(loss, dense)
-    default = Ablation(replace="predicted")(model, splits.score, 0)
-    torch.testing.assert_close(default.values[0, -1], (loss - dense).mean(), rtol=0.05, atol=1e-3)
-    assert default.forward_passes == 1 + len(model.grid) + 2

@@ -1,6 +1,7 @@
 """Heads that stream in models of transformers, their caches, and the folders that hold them."""
 
 import inspect
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +62,6 @@ def stream(request: pytest.FixtureRequest) -> Heads:
 
 
 def some(heads: Heads) -> Any:
-    """All of the groups of one layer, and one of another."""
     return [*heads.subject.heads_of(heads.subject.names[0]), heads.subject.heads_of(heads.subject.names[2])[-1]]
 
 
@@ -100,8 +100,8 @@ def test_generation_keeps_a_ring_and_says_what_the_masked_model_says(stream: Hea
         for part in ids.split([9, 1, 1, 12, 7], dim=1):  # in pieces of any size
             logits = model(part, **keeping(model, kept), use_cache=True).logits[:, -1]
     torch.testing.assert_close(logits, model(ids).logits[:, -1], atol=1e-4, rtol=0)
-    held = sum(layer.held_bytes() for layer in kept.layers if hasattr(layer, "held_bytes"))
-    held += sum(2 * layer.keys.nbytes for layer in kept.layers if not hasattr(layer, "held_bytes"))
+    held = sum(x.nbytes for layer in kept.layers if hasattr(layer, "ring") for x in (*layer.all, *layer.ring))
+    held += sum(2 * layer.keys.nbytes for layer in kept.layers if not hasattr(layer, "ring"))
     counted, whole = (stream.cache_bytes(each, batch_size=3, length=30) for each in (some(stream), None))
     assert counted <= held <= counted + GROWS * whole // 30
     assert counted < whole
@@ -144,12 +144,10 @@ def test_streaming_and_removed_heads_go_together() -> None:
     groups = heads.units("group").prune(keep=0.5, by="magnitude")
     first = wrapped(wrapped(model_of("Llama")).units("group").prune(keep=0.6, by="magnitude"))
     later = first.units("group").streaming(SINK, RECENT).prune(keep=0.5, by="magnitude")
-    for model in (fewer, groups, later):
-        ids = texts()[0]["input_ids"]
+    ids = texts()[0]["input_ids"]
+    for model, kind in itertools.product((fewer, groups, later), ("sdpa", "eager")):
+        model.set_attn_implementation(kind)
         assert torch.equal(answer(model, ids), answer(model, ids, use_cache=False))
-        for kind in ("eager", "sdpa"):
-            model.set_attn_implementation(kind)
-            assert torch.equal(answer(model, ids), answer(model, ids, use_cache=False))
     with pytest.raises(Unsupported, match="has heads that stream already, choose all of them at once"):
         heads.units("group").streaming(SINK, RECENT)
 
@@ -167,10 +165,8 @@ def test_a_budget_in_bytes_of_a_context_is_kept() -> None:
 
 def test_a_refit_and_a_report_work_on_them(tmp_path: Path) -> None:
     stream = wrapped(model_of("Llama")).units("group").streaming(SINK, RECENT)
-    before, after = (
-        float(measure(stream.without(some(stream), refit), stream.splits.score).loss.mean()) for refit in (False, True)
-    )
-    assert before != after
+    models = (stream.without(some(stream), refit) for refit in (False, True))
+    assert not torch.equal(*(measure(model, stream.splits.score).loss for model in models))
     found = stream.report(tmp_path / "page.html", by=["taylor"], budgets=[0.5], rounds=2, refit=False)
     assert found.tables["pruning"]["heads_removed"].tolist()[:2] == [0, 6]
 
@@ -201,3 +197,38 @@ def test_without_a_copy_the_smaller_model_has_the_weights_that_stay(refit: bool)
     assert not any(id(weight) in mine for weight in copied.parameters())
     ids = texts()[0]["input_ids"]
     torch.testing.assert_close(smaller(ids).logits, copied(ids).logits, atol=1e-5, rtol=0)
+
+
+def test_other_caches_and_settings_say_the_same() -> None:
+    stream = wrapped(model_of("Llama")).units("group").streaming(SINK, RECENT)
+    model, ids = stream.prune(mask=some(stream)), texts()[0]["input_ids"]
+    expected = answer(model, ids, use_cache=False)
+    length = {"do_sample": False, "max_new_tokens": 20, "min_new_tokens": 20}
+    for more in ({"use_cache": False}, {"cache_implementation": "static"}, {"prompt_lookup_num_tokens": 3}):
+        rows = ids[:1] if "prompt_lookup_num_tokens" in more else ids
+        config = transformers.GenerationConfig(**length, **more)
+        said = model.generate(input_ids=rows, attention_mask=torch.ones_like(rows), generation_config=config)
+        assert torch.equal(said, expected[: len(rows)]), more
+    with torch.inference_mode():
+        assert torch.equal(
+            answer(model_of("Llama"), ids[:1], assistant_model=model), answer(model_of("Llama"), ids[:1])
+        )
+    model.train()(ids, labels=ids).loss.backward()
+    places = torch.tensor([[*range(18), *range(12)]])
+    together = model.eval()(ids[:1], position_ids=places, use_cache=False).logits  # two texts side by side
+    torch.testing.assert_close(together[:, :18], model(ids[:1, :18]).logits, atol=1e-5, rtol=0)
+
+
+def test_eager_attention_is_scored_as_fused_attention_is() -> None:
+    eager, fused = (
+        wrapped(model_of("Llama", attn_implementation=kind)).units("group").streaming(SINK, RECENT)
+        for kind in ("eager", "sdpa")
+    )
+    torch.testing.assert_close(
+        *(torch.tensor(heads.score("ablation")["score"].to_numpy()) for heads in (eager, fused)), atol=1e-5, rtol=0
+    )
+    for name in ("ablation_mean", "ablation_resample"):
+        with pytest.raises(ValueError, match="closed heads see a window, so nothing may replace"):
+            fused.score(name)
+    with pytest.raises(ValueError, match=r"^schedule: scores smaller models"):
+        fused.mask(keep=6, by="taylor", rescore_every=2)

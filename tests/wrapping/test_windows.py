@@ -50,14 +50,6 @@ def test_padding_moves_no_window(side: str) -> None:
     assert not found[:, ~real].any()
 
 
-def test_a_mask_for_more_keys_than_there_are_yet_is_that_of_a_static_cache() -> None:
-    mask = torch.zeros(1, 1, 2, 12, dtype=torch.bool)
-    for query, at in enumerate((7, 8)):
-        mask[0, 0, query, : at + 1] = True
-    found = window_mask(mask, 2, 12, SINK, RECENT)[0, 0]
-    assert found.tolist() == [[sees(t, u) for u in range(12)] for t in (7, 8)]
-
-
 def plain(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **_: Any) -> tuple[Tensor, None]:
     """Attention as transformers computes it, with groups of equal size."""
     times = query.shape[1] // key.shape[1]

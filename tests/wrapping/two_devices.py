@@ -58,7 +58,6 @@ SCORERS: tuple[str | Scorer, ...] = (
     "confidence",
     "ablation_mean",
     "ablation_resample",
-    "ablation_predicted",
     "taylor_batch",
 )
 RECOVERIES: tuple[dict[str, Any], ...] = ({}, {"refit": True}, {"fine_tune": 2}, {"fine_tune": {"distillation": 0.5}})

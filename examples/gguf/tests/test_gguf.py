@@ -40,7 +40,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_context_length(64)
+    writer.add_key_length(K)
     writer.add_token_list([f"t{n}" for n in range(20)])
+    writer.add_tensor("rope_freqs.weight", torch.arange(K // 2).float().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -61,6 +63,7 @@ def test_every_layer_has_its_numbers_and_its_weights(base: Path, tmp_path: Path)
     assert facts["deci.context_length"] == 64
     assert facts["tokenizer.ggml.tokens"] == [f"t{n}" for n in range(20)]
     found = {each.name: torch.tensor(each.data) for each in read.tensors}
+    assert found["rope_freqs.weight"].tolist() == [0, 1, 2, 3]
     assert not any(name.startswith("blk.0.attn") for name in found), "a layer without heads has no attention"
     layer = model.model.layers[1]
     assert torch.equal(found["blk.1.attn_v.weight"], layer.self_attn.v_proj.weight)
@@ -82,6 +85,8 @@ def test_what_the_format_cannot_say_is_refused(base: Path, tmp_path: Path) -> No
         (uneven, path, base, r"^model\.layers\.0: has groups of unequal size"),
         (encoder, path, base, r"^model: is a BertModel, only a LlamaForCausalLM can be written$"),
         (llama(attention_bias=True), path, base, r"^model\.layers\.0: has biases"),
+        (llama().model, path, base, r"^model: is a LlamaModel, only a LlamaForCausalLM can be written$"),
+        (llama(vocab_size=30), path, base, r"^base=.*'tokens': 20}, not of this one with .*'tokens': 30}$"),
         (llama(), tmp_path / "no.bin", base, r"^path=.*: must be a file that ends in \.gguf"),
         (llama(), path, tmp_path / "none.gguf", r"^base=.*: is no file of GGUF that can be read"),
         (llama(num_key_value_heads=4), path, base, None),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mhaprune_models import rxnmapper, smollm2, whisper
+from mhaprune_models import dinov2, rxnmapper, smollm2, whisper
 from mhaprune_models.rxnmapper import Rxnmapper
 from mhaprune_models.smollm2 import Pair, Smollm2
 from mhaprune_models.whisper import Whisper
@@ -123,3 +123,37 @@ def test_a_package_that_is_missing_and_foreign_data_are_said_in_one_line(
         model.read("a.txt", None, str(tmp_path))
     with pytest.raises(ValueError, match=rf"^objective=poetry: model={model.title} is judged by \w+"):
         model.read(None, "poetry", str(tmp_path))
+
+
+def test_digits_become_images_and_a_probe_tells_states_apart() -> None:
+    pixels = torch.zeros(2, 8, 8)
+    pixels[1] = 16
+    made = dinov2.images(pixels)
+    assert made.shape == (2, 3, dinov2.PIXELS, dinov2.PIXELS)
+    for image, value in zip(made, (-2.0, 0.55 / 0.225), strict=True):
+        torch.testing.assert_close(image, torch.full_like(image, value), atol=1e-5, rtol=0)
+    torch.manual_seed(0)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.classifier = torch.nn.Linear(6, 10)
+
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            return self.classifier(states)
+
+    centres, labels = torch.randn(10, 6), torch.arange(10).repeat(30)
+    states = centres[labels] + 0.01 * torch.randn(300, 6)
+    weight, bias = dinov2.probe(Model(), states, labels, ridge=1e-6)
+    X = torch.cat([states, torch.ones(300, 1)], dim=1).double()
+    expected = torch.linalg.lstsq(X, 10 * torch.nn.functional.one_hot(labels, 10).double() - 5).solution
+    torch.testing.assert_close(torch.cat([weight.T, bias[None]]).double(), expected, atol=1e-2, rtol=1e-2)
+
+
+def test_the_weights_of_dinov2_fit_its_class() -> None:
+    transformers = pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+    if not dinov2.FILE.is_file():
+        pytest.skip(dinov2.INSTALL)
+    found = dinov2.weights()
+    expected = transformers.Dinov2Model(transformers.Dinov2Config(**dinov2.SIZES)).state_dict()
+    assert {name: x.shape for name, x in found.items()} == {name: x.shape for name, x in expected.items()}

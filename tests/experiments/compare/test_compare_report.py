@@ -16,7 +16,7 @@ from support.sizes import slow
 
 BY_FAMILY = {
     "gate": "gate gate_output",
-    "ablation": "ablation ablation_mean ablation_resample ablation_predicted",
+    "ablation": "ablation ablation_mean ablation_resample",
     "gradient": "taylor taylor_example taylor_batch fisher other_gradient",
     "game": "a_game",
     "weights": "magnitude",
