@@ -3,8 +3,9 @@
 Dimensions: E = examples, N = all heads, W = ways to estimate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -64,25 +65,30 @@ class Shortlist(Scorer):
         points = all_open(subject, len(POINTS)) * torch.tensor(POINTS)[:, None].to(subject.device)
         half_EN, quarter_EN = gate_gradients(subject, examples, points, replacement=replacement)
         ways_WEN = -torch.stack([slopes_EN, (slopes_EN + half_EN) / 2, quarter_EN])
-        largest_N = ways_WEN.mean(dim=1).argmax(dim=0)
-        values_EN = ways_WEN.gather(0, largest_N.expand(1, len(slopes_EN), -1))[0]
-        guess_N, sizes_N = values_EN.mean(dim=0), sizes_EN.mean(dim=0)
-        order, checked, sure = (guess_N + sizes_N).argsort(descending=True).tolist(), list[int](), 0.0
-        passes = 1.0 + len(POINTS) + self.reads_pairs
-        while some := order[len(checked) : self.checks][: AT_ONCE if checked else self.top]:
-            values_EN[:, some] = rises(subject, examples, replacement, some)
-            checked += some
-            passes += 1 + len(some)
-            if (sure := self.sure(guess_N, sizes_N, values_EN.mean(dim=0), checked)) >= self.enough:
-                break
-        exact_N = torch.zeros(len(guess_N), dtype=torch.bool)
+        values_EN, checked, sure = self.search(ways_WEN, sizes_EN, partial(rises, subject, examples, replacement))
+        passes = 1.0 + len(POINTS) + self.reads_pairs + len(checked) + 1 + -(-(len(checked) - self.top) // AT_ONCE)
+        exact_N = torch.zeros(len(subject.grid), dtype=torch.bool)
         exact_N[checked] = True
         scores = Scores.mean_over_examples(values_EN, passes, 1 + len(POINTS))
         return replace(scores, columns={"exact": exact_N, "sure": sure})
 
+    def search(
+        self, ways_WEN: Tensor, sizes_EN: Tensor, measure: Callable[[list[int]], Tensor]
+    ) -> tuple[Tensor, list[int], float]:
+        """Return scores (E, N), the heads that were measured, and how sure the top is; `measure` returns (E, heads)."""
+        largest_N = ways_WEN.mean(dim=1).argmax(dim=0)
+        values_EN = ways_WEN.gather(0, largest_N.expand(1, ways_WEN.shape[1], -1))[0]
+        guess_N, sizes_N = values_EN.mean(dim=0), sizes_EN.mean(dim=0)
+        order, checked, sure = (guess_N + sizes_N).argsort(descending=True).tolist(), list[int](), 0.0
+        while some := order[len(checked) : self.checks][: AT_ONCE if checked else self.top]:
+            values_EN[:, some] = measure(some)
+            checked += some
+            if (sure := self.sure(guess_N, sizes_N, values_EN.mean(dim=0), checked)) >= self.enough:
+                break
+        return values_EN, checked, sure
+
     def sure(self, guess_N: Tensor, sizes_N: Tensor, exact_N: Tensor, checked: Sequence[int]) -> float:
-        """Return the probability that none of the heads that were not checked belongs to the top. `exact_N` need not be
-        exact for them."""
+        """Return the probability that no other head belongs to the top; `exact_N` is read where heads are `checked`."""
         mine, others = list(checked), sorted(set(range(len(guess_N))) - {*checked})
         if not others or len(mine) < self.top:
             return float(not others)
@@ -93,10 +99,6 @@ class Shortlist(Scorer):
         spread_N = sizes_N[others] * shares_N.square().mean().sqrt()
         gap_N = exact_N[mine].sort(descending=True).values[self.top - 1] - guess_N[others]
         apart = torch.where(spread_N > 0, gap_N / spread_N, torch.where(gap_N >= 0, torch.inf, -torch.inf))
-        return float(below(apart).log().sum().exp())
-
-
-def below(t: Tensor) -> Tensor:
-    """Return the probability that Student's t with three degrees of freedom is less than these numbers."""
-    x = t / 3**0.5
-    return 0.5 + (torch.where(t.isinf(), 0.0, x / (1 + x.square())) + x.atan()) / torch.pi
+        x = apart / 3**0.5
+        below = 0.5 + (torch.where(x.isinf(), 0.0, x / (1 + x.square())) + x.atan()) / torch.pi
+        return float(below.log().sum().exp())

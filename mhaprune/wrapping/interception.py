@@ -7,7 +7,7 @@ softmax between them; and the attention interface of transformers, which knows t
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -133,20 +133,16 @@ def attention_weights(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[s
         yield found
 
 
-class Window(NamedTuple):
-    """The tokens that a streaming head sees: the first `sink`, and the last `recent` to itself (Xiao et al. 2024)."""
-
-    sink: int
-    recent: int
+Window = tuple[int, int]
+"""The tokens that a streaming head sees: the first `sink`, and the last `recent` to itself (Xiao et al. 2024)."""
 
 
 @contextmanager
 def attention_in_window(
     model: nn.Module, paths: Sequence[str], window: Window
 ) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """While the context lasts, collect the outputs of all heads (B, H, T, K) of the latest attention call of the
-    modules at these paths: as they are, and with only a window of the tokens to see. Raises ValueError for attention
-    that is not causal."""
+    """Collect the outputs of all heads (B, H, T, K) of the latest attention call of the modules at these paths: as they
+    are, and with only a window of the tokens to see. Raises ValueError for attention that is not causal."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     running: list[str] = []
 

@@ -23,7 +23,6 @@ from mhaprune.wrapping.blocks import AttentionBlock, Block, Unsupported, name_bl
 from mhaprune.wrapping.checks import check_buffers, check_call, check_conversion, check_weights
 from mhaprune.wrapping.discovery import discover
 from mhaprune.wrapping.hints import check_attention, unseen
-from mhaprune.wrapping.interception import Window
 from mhaprune.wrapping.losses import Drift, Judge, check_counted, name_of, quality_for, unit_of
 from mhaprune.wrapping.neurons import find_neurons, name_neurons
 from mhaprune.wrapping.proofs import Proofs, prove_gates, prove_removal
@@ -177,7 +176,7 @@ def with_window(found: Found, sink: int, recent: int) -> Found:
     """Return a wrapped model whose closed heads see only a window, see `Heads.streaming`."""
     if any(block.kind != "head" for block in found.subject.blocks):
         raise Unsupported("units: neurons cannot stream, wrap with heads alone")
-    subject = found.subject.streaming(Window(sink, recent))
+    subject = found.subject.streaming((sink, recent))
     found = proved_again(found, subject.changed(prove=subject.prove.replace("none", "blocks")))
     if why_not := found.proven.why_not:
         raise Unsupported(f"heads of this model cannot stream: {why_not}")

@@ -10,7 +10,7 @@ from mhaprune.front.heads import Heads
 from mhaprune.measure.outcomes import all_open, gate_gradients, token_gradients
 from mhaprune.scorers.attribution_patching import AttributionPatching
 from mhaprune.scorers.replacing import corrupted
-from mhaprune.scorers.shortlist import Shortlist, below
+from mhaprune.scorers.shortlist import Shortlist
 from support.classifier import batches, classifier
 
 
@@ -78,7 +78,6 @@ def test_how_sure_it_is_depends_on_what_the_estimates_missed_in_proportion_to_th
     dead, parts = torch.tensor([0.0, 0.0, -1.0, -2.0]), torch.tensor([0.0, 0.0, 1.0, 1.0])
     assert scorer.sure(dead, parts, dead, [0, 1]) == 1.0
     assert scorer.sure(dead, parts, dead + torch.tensor([1.0, 0, 0, 0]), [0, 1]) == 0.0, "unknown"
-    assert below(torch.tensor([-torch.inf, 0.0, torch.inf])).tolist() == [0.0, 0.5, 1.0]
     assert scorer.sure(guess, sizes, guess, [0]) == 0.0, "fewer than the top"
 
 

@@ -17,7 +17,6 @@ from mhaprune.measure.outcomes import measure
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.taylor import Taylor
 from mhaprune.wrapping.blocks import Unsupported
-from mhaprune.wrapping.interception import Window
 from mhaprune.wrapping.windows import attend_in_windows, window_mask
 from support.classifier import batches
 
@@ -105,7 +104,7 @@ def causal(made: list[dict[str, Tensor]]) -> Heads:
 def test_a_closed_gate_leaves_what_the_head_computes_with_a_window(
     causal: Heads, made: list[dict[str, Tensor]]
 ) -> None:
-    subject, batch = causal.subject.streaming(Window(SINK, RECENT)), causal.splits.score
+    subject, batch = causal.subject.streaming((SINK, RECENT)), causal.splits.score
     layer: Any = causal.subject.module.get_submodule("attention.1")
     gates = torch.ones(8)
     gates[[5, 7]] = torch.tensor([0.0, 0.25])
@@ -132,12 +131,12 @@ def test_a_closed_gate_leaves_what_the_head_computes_with_a_window(
     found = measure(subject, batch, gates)
     torch.testing.assert_close(found.loss, torch.cat(expected), atol=1e-6, rtol=0)
     assert not torch.allclose(found.loss, measure(causal.subject, batch, gates).loss, atol=1e-4), "zeros are another"
-    all_of_it, dense = causal.subject.streaming(Window(0, 64)), measure(causal.subject, batch).loss
+    all_of_it, dense = causal.subject.streaming((0, 64)), measure(causal.subject, batch).loss
     torch.testing.assert_close(measure(all_of_it, batch, torch.zeros(8)).loss, dense, atol=1e-6, rtol=0)
 
 
 def test_scores_with_a_window_are_the_derivatives_and_the_rises_of_that_gate(causal: Heads) -> None:
-    subject = causal.subject.streaming(Window(1, 2))
+    subject = causal.subject.streaming((1, 2))
     data = causal.splits.score
     rises = Ablation()(subject, data, 0).values[0]
     closed = torch.stack([measure(subject, data, 1 - torch.eye(8)[n]).loss.mean() for n in range(8)])
@@ -153,11 +152,11 @@ def test_what_is_no_decoder_is_refused(causal: Heads, made: list[dict[str, Tenso
     bidirectional.causal = False
     heads = mhaprune.wrap(bidirectional, losses.language_model, score=made)
     with pytest.raises(ValueError, match=r"^attention\.0: its heads see more than earlier tokens"):
-        measure(heads.subject.streaming(Window(1, 2)), heads.splits.score, torch.zeros(8))
+        measure(heads.subject.streaming((1, 2)), heads.splits.score, torch.zeros(8))
 
 
 def test_budgets_that_streaming_does_not_change_are_refused(causal: Heads) -> None:
-    heads = replace(causal, subject=causal.subject.streaming(Window(1, 2)))
+    heads = replace(causal, subject=causal.subject.streaming((1, 2)))
     for how in ({"of": "weights"}, {"of": "time"}, {"faster": 1.5}, {"ms": 1.0}):
         with pytest.raises(ValueError, match=r"heads that stream hold as many weights and read a text no faster"):
             heads.mask(**how)
