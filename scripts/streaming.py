@@ -191,6 +191,7 @@ def figure(table: pd.DataFrame) -> Plot:
             axes.plot(rows["cache_bytes"] / 2**20, rows["rise"], label=name, **plots.line_style(i))
         axes.set(title=task, xlabel="key-value cache (MiB)", ylabel="rise of the loss (nats)" if not n else "")
         axes.set_yscale("symlog", linthresh=0.1)
+        axes.set_ylim(bottom=0)
     plots.legend_above(shown, shown.axes[0], "Groups that see only a window, or none")
     caption = (
         f"SmolLM2 with texts of {length} tokens: how much more loss it has with a smaller cache. Groups see the first"
