@@ -63,7 +63,7 @@ def test_a_report_counts_groups_and_shows_each_in_a_column(llama: Heads) -> None
 @pytest.mark.parametrize("path", sorted((conf_folder() / "scorer").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_score_works_on_units_but_those_of_attention_weights(path: Path, unit: Any, llama: Heads) -> None:
     heads, scorer = llama.units(unit), option(path.stem, {"scorer": Scorer})
-    if scorer.reads_attention or scorer.needs_gates:
+    if scorer.reads_attention or scorer.needs_gates or scorer.reads_pairs:
         why = f"attention weights of single heads, not of a {unit}" if scorer.reads_attention else "needs"
         with pytest.raises(ValueError, match=why):
             heads.score(path.stem)
