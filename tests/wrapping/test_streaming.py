@@ -14,6 +14,7 @@ import mhaprune
 from mhaprune import losses
 from mhaprune.front.heads import Heads
 from mhaprune.measure.outcomes import measure
+from mhaprune.wrapping import block_proof
 from mhaprune.wrapping.blocks import Unsupported
 from mhaprune.wrapping.windows import GROWS, streaming_cache
 
@@ -41,7 +42,6 @@ def model_of(kind: str, **more: Any) -> Any:
 
 
 def texts() -> list[dict[str, torch.Tensor]]:
-    """Texts with padding on the left, on the right, and without any."""
     draw, made = torch.Generator().manual_seed(0), []
     for padded in (slice(0, 0), slice(0, 7), slice(-9, None)):
         ids = torch.randint(1, 64, (3, 30), generator=draw)
@@ -76,8 +76,15 @@ def keeping(model: Any, cache: Any) -> dict[str, Any]:
     return {"cache" if "cache" in named else "past_key_values": cache}
 
 
-def test_a_model_with_streaming_heads_computes_what_the_masked_one_does(stream: Heads) -> None:
+def test_a_model_with_streaming_heads_computes_what_the_masked_one_does(
+    stream: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proved, double = list[str](), block_proof.in_double
+    monkeypatch.setattr(
+        block_proof, "in_double", lambda part, of: proved.append(type(part).__name__) or double(part, of)
+    )
     small = stream.without(some(stream))
+    assert {"Attention" in name for name in proved} == {True}, "layer by layer, not by copies of the model"
     masked = stream.evaluate(some(stream))["loss"].iloc[1]
     assert float(measure(small, stream.splits.report).loss.mean()) == pytest.approx(masked, abs=1e-5)
     assert abs(masked - stream.evaluate()["loss"].iloc[0]) > 1e-4 > 1e-9 > stream.proven.difference
@@ -136,7 +143,6 @@ def test_a_folder_is_read_without_mhaprune(stream: Heads, tmp_path: Path) -> Non
 
 
 def test_streaming_and_removed_heads_go_together() -> None:
-    """In either order; a budget in bytes counts both."""
     stream = wrapped(model_of("Llama")).units("group").streaming(SINK, RECENT)
     heads = wrapped(stream.prune(mask=some(stream)))
     assert heads.cache_bytes(length=100) == stream.cache_bytes(some(stream), length=100)
@@ -187,7 +193,6 @@ def test_what_cannot_stream_is_refused(kind: str, more: dict[str, Any], reason: 
 
 @pytest.mark.parametrize("refit", [False, True])
 def test_without_a_copy_the_smaller_model_has_the_weights_that_stay(refit: bool) -> None:
-    """Before a refit, which makes one copy."""
     model = model_of("Llama")
     heads = wrapped(model).units("group")
     smaller, copied = (heads.prune(mask=some(heads), refit=refit, copy=copy) for copy in (False, True))

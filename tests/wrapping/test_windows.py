@@ -24,7 +24,6 @@ SINK, RECENT = 2, 3
 
 
 def sees(query: int, key: int) -> bool:
-    """The definition, of tokens counted from 0."""
     return key <= query and (key < SINK or query - key < RECENT)
 
 
@@ -40,7 +39,6 @@ def test_a_window_is_the_first_tokens_and_the_last_up_to_itself(closed: float | 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_moves_no_window(side: str) -> None:
-    """Also not that on the left, where the first token is not the first of the text."""
     real = torch.tensor([False] * 3 + [True] * 6)
     real = real if side == "left" else real.flip(0)
     mask = (torch.ones(9, 9, dtype=torch.bool).tril() & real)[None, None]
@@ -71,8 +69,6 @@ def test_some_groups_see_a_window_and_the_others_all(few: list[int], of_kv: list
 
 
 class Causal(nn.Module):
-    """A tiny language model of our own layers."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embedding, self.output = nn.Embedding(11, 16), nn.Linear(16, 11)
