@@ -34,9 +34,9 @@ def hooked(
     each block. If a pass calls a block several times, T runs over the positions of all calls, one call after the other.
 
     `fallback` replaces the output of a closed head, (B, H, T, K) or broadcastable to it. With a `window`, this is what
-    the head computes if it sees only a window of the tokens. `seen` receives each input of
-    an output projection, before any gate. Yields a counter of the calls of each block's output projection, so that the
-    caller can tell whether a gate was applied.
+    the head computes if it sees only a window of the tokens. `seen` receives each input of an output projection, before
+    any gate. Yields a counter of the calls of each block's output projection, so that the caller can tell whether a
+    gate was applied.
     """
     calls = Counter[BlockId]()
     starts = Counter[BlockId]()
