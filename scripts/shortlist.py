@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from mhaprune_models.smollm2 import OBJECTIVES, Smollm2, batch_of, language_model, pairs_of
+from mhaprune_models.smollm2 import OBJECTIVES, Smollm2, batch_of, called, language_model, pairs_of
 from torch import Tensor
 
 import mhaprune
@@ -43,8 +43,7 @@ def measured(kind: str, few: bool) -> dict[str, Tensor]:
     parts = [rows[n : n + 8] for n in range(0, len(rows), 8)]
     clean, corrupt = ([batch_of(part, kind, corrupt=other) for part in parts] for other in (False, True))
     wrap: Any = mhaprune.wrap
-    call = {"call": lambda model, batch: model(batch["input_ids"], batch["attention_mask"])}
-    heads = wrap(model, OBJECTIVES[kind][0], score=clean, corrupt=corrupt, prove="none", **call)
+    heads = wrap(model, OBJECTIVES[kind][0], score=clean, corrupt=corrupt, prove="none", call=called)
     subject, data = heads.subject, heads.splits.score
     replacement = corrupted(data)
     slopes, sizes = token_gradients(subject, data, replacement=replacement)

@@ -18,8 +18,8 @@ from mhaprune.progress import doing, track
 from mhaprune.recoveries.refitting import RefitTargets, refit, show
 from mhaprune.schedules.base import Evidence, Schedule
 from mhaprune.scorers.base import Budgeted, Scorer
-from mhaprune.scorers.refit_error import RefitError
 from mhaprune.scorers.scoring import Scoring, naming, settings_text
+from mhaprune.scorers.surgeon import Surgeon
 from mhaprune.settings.options import option_name
 from mhaprune.subject import Subject
 from mhaprune.tables import join_names
@@ -227,8 +227,8 @@ class Refits:
             return float(measure(left, self.judged).loss.double().mean())
 
     def errors(self, left: Subject) -> Tensor:
-        """Return the refit error of each head that `left` still has, see `scorers.refit_error`."""
-        scores = RefitError()(left, self.fitted, 0)
+        """Return the error that a refit leaves without each head that `left` still has."""
+        scores = Surgeon(step=1.0)(left, self.fitted, 0)
         self.passes += scores.forward_passes
         return scores.values[0]
 

@@ -1,12 +1,9 @@
-"""Linear regression of a head on the other heads of its block.
+"""Inverse covariances of the outputs of the heads of a block.
 
 Dimensions: B = batch, T = positions, X = tokens of a split, H = heads of a block, K = head_dim, W = H·K.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,49 +13,8 @@ from mhaprune.heads import BlockId
 from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.subject import Subject
 
-PASSES = 1
-"""Number of forward passes over the split in a fit."""
-
 EPSILON = 1e-12
 """The share of a mean square below which a variance in float64 is rounding."""
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """A linear prediction of each head's output from the other heads of its block."""
-
-    means: Mapping[BlockId, Tensor]
-    """(W,): the mean outputs of all heads, side by side."""
-    maps: Mapping[BlockId, Tensor]
-    """(H, W, K): for each head, the linear map from the outputs of all heads, minus their means, to the part of this
-    head that is not predicted."""
-
-    @classmethod
-    @torch.no_grad()
-    def fit(cls, subject: Subject, examples: Data, ridge: float) -> Prediction:
-        """Fit by ridge regression with an intercept over all tokens of a split, padding excluded, in float64.
-
-        The penalty on squared coefficients is `ridge` times the mean variance of an output. All regressions of a block
-        come from P (W, W), the inverse of its regularised covariance. With the centred outputs A (X, W), the residual
-        of head n is A P_n (P_nn)⁻¹: P_n are the K columns of P for head n, P_nn is its (K, K) block.
-        """
-        sizes = {block: weights.shape[:2] for block, weights in subject.output_weights().items()}
-        maps, means = {}, {}
-        for block, mean_W, covariance_WW in _moments(subject, examples, [list(sizes)]):
-            means[block] = mean_W
-            inverse_WHK = _inverse(mean_W, covariance_WW, ridge)[0].unflatten(1, sizes[block])
-            own_HKK = inverse_WHK.unflatten(0, sizes[block]).diagonal(dim1=0, dim2=2).movedim(-1, 0)
-            maps[block] = inverse_WHK.transpose(0, 1) @ torch.linalg.inv(own_HKK)
-        return cls(means, maps)
-
-    def missed(self, outputs: Mapping[BlockId, Tensor]) -> dict[BlockId, Tensor]:
-        """Return, for each block, the part of the outputs (B, H, T, K) of its heads that is not predicted."""
-        return {
-            block: (
-                (_side_by_side(context) - self.means[block].to(context)) @ self.maps[block].to(context)[:, None]
-            ).transpose(0, 1)
-            for block, context in outputs.items()
-        }
 
 
 LARGEST = 2**27
@@ -83,8 +39,9 @@ def in_passes(subject: Subject) -> list[list[BlockId]]:
 def inverse_covariances(
     subject: Subject, examples: Data, ridge: float
 ) -> Iterator[tuple[BlockId, tuple[Tensor, float]]]:
-    """Yield for each block P (W, W), see `Prediction.fit`, with the penalty that was added to every variance. The split
-    is read once for each of `in_passes`.
+    """Yield for each block the inverse (W, W) of the covariance of its outputs over all tokens without padding, and the
+    penalty that was added to every variance before: `ridge` times their mean. The split is read once for each of
+    `in_passes`.
 
     More than `WIDE` outputs are inverted in float32, from their factor in float64: it has the root of their condition.
     """

@@ -30,7 +30,7 @@ class Surgeon(Scorer):
 
     The optimal brain surgeon (Hassibi & Stork 1992) for sets of columns, as in ZipLM (Kurtic et al. 2023): with P the
     inverse covariance of the inputs, the rise for the columns u of a unit is tr(W_uᵀ (P_uu)⁻¹ W_u). `refit_error` is
-    the rise of each unit alone.
+    the score with `step=1`, the rise of each unit alone.
     """
 
     family: ClassVar[str] = "reconstruction"
@@ -38,7 +38,8 @@ class Surgeon(Scorer):
     ridge: Annotated[float, Gt(0)] = 1e-3
     """The penalty on squared coefficients, as a multiple of the mean variance of an input."""
     step: Annotated[float, Within(0, 1)] = 0.05
-    """The share of the units that are left which goes at once, at least one unit. Smaller steps take longer."""
+    """The share of the units that are left which goes at once, at least one unit. Smaller steps take longer; 1 looks at
+    each unit alone."""
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
@@ -72,6 +73,8 @@ class Surgeon(Scorer):
             go, stay = order.tensor_split([max(1, round(self.step * len(left)))])
             rises_H[left[go]] = each_H[go].clamp_min(highest)
             highest = float(rises_H[left[go]].max())
+            if not len(stay):
+                break
             gone = _columns(at[go], K)
             rows_GW = inverse_WW[gone]
             moved_GW = torch.linalg.solve(rows_GW[:, gone], rows_GW)

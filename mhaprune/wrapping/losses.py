@@ -236,23 +236,26 @@ def _next_tokens(batch: Any) -> Tensor:
     return labels_BT[:, 1:].masked_fill((mask_BT[:, 1:] == 0) | (mask_BT[:, :-1] == 0), IGNORED)
 
 
-def _token_losses(logits_BTC: Tensor, labels_BT: Tensor) -> Tensor:
-    return F.cross_entropy(logits_BTC.mT, labels_BT, reduction="none", ignore_index=IGNORED)
+def _token_losses(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
+    return F.cross_entropy(logits_NC, labels_N, reduction="none")
 
 
-def _token_hits(logits_BTC: Tensor, labels_BT: Tensor) -> Tensor:
-    return ((logits_BTC.argmax(dim=-1) == labels_BT) & (labels_BT != IGNORED)).to(logits_BTC.dtype)
+def _token_hits(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
+    return (logits_NC.argmax(dim=-1) == labels_N).to(logits_NC.dtype)
 
 
 def _mean_over_tokens(logits_BTC: Tensor, labels_BT: Tensor, values: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Return the mean over the tokens that count, (B,); NaN for an example without such tokens."""
+    """Return the mean over the N tokens that count, (B,); NaN for an example without such tokens. Only these are
+    judged: with a large vocabulary that takes time."""
     if logits_BTC.dim() != 3 or logits_BTC.shape[:2] != labels_BT.shape:
         raise ValueError(
             f"loss: logits {tuple(logits_BTC.shape)} and labels {tuple(labels_BT.shape)}, must be (B, T, C) and (B, T)"
         )
     labels_BT = _numbered(labels_BT, logits_BTC)
     counted_BT = labels_BT != IGNORED
-    return torch.where(counted_BT, values(logits_BTC, labels_BT), 0.0).sum(dim=1) / counted_BT.sum(dim=1)
+    values_BT = torch.zeros_like(logits_BTC[..., 0])
+    values_BT[counted_BT] = values(logits_BTC[counted_BT], labels_BT[counted_BT])
+    return values_BT.sum(dim=1) / counted_BT.sum(dim=1)
 
 
 class LossAndQuality(NamedTuple):

@@ -20,8 +20,8 @@ from mhaprune.schedules.greedy_refit import GreedyRefit
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
-from mhaprune.scorers.refit_error import RefitError
 from mhaprune.scorers.scoring import Scoring
+from mhaprune.scorers.surgeon import Surgeon
 from mhaprune.subject import Subject
 from support.models import evidence_of, judged, loss_of
 from support.sizes import slow
@@ -86,11 +86,11 @@ def test_greedy_refit_removes_what_costs_least_after_a_refit(
     mask, expected = HeadMask(model.grid), list[HeadMask]()
     while len(expected) < 3:
         left = refitted(mask) if mask.removed else model
-        errors = dict(zip(left.grid, RefitError()(left, fitted, 0).values[0].tolist(), strict=True))
+        errors = dict(zip(left.grid, Surgeon(step=1.0)(left, fitted, 0).values[0].tolist(), strict=True))
         tried = []
         for block in left.grid.blocks:
             tried += sorted((head for head in left.grid if head.block == block), key=errors.__getitem__)[:proposed]
-        passes += bool(mask.removed) + 2 + 2 * len(tried)  # a refit, the errors, and a refit and a loss of each
+        passes += bool(mask.removed) + 1 + 2 * len(tried)  # a refit, the errors, and a refit and a loss of each
         tried.sort(key=lambda head: float(measure(refitted(mask.without(head)), judged).loss.mean()))
         for head in tried[: min(every, max(1, len(tried) // 2))]:
             mask = mask.without(head)

