@@ -29,7 +29,7 @@ class Known:
     useful: Sequence[str]
     """The roles of the heads that matter."""
     source: str
-    """Where it is known from: `construction` or `publication`."""
+    """Where it is known from: `construction`, `publication` or `alignment`."""
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from mhaprune.data import Examples, Splits, Vocabulary, pad
 from mhaprune.settings.ranges import Checked, Ge, Within
 
+Aligned = Callable[[Any], Tensor]
+"""A function that takes a batch and returns a mask (B, T, S): True where a source symbol stands for a target symbol."""
 Pair = tuple[Sequence[str], Sequence[str]]
 SplitSize = Annotated[int, Ge(2)]
 """Number of examples of a split that is not trained on; at least 2, for a standard error."""
@@ -59,6 +64,18 @@ class Task(Checked, ABC):
         """Return, for each symbol of the target, the positions in the source that it stands for; nothing, as by
         default, if they are not known."""
         return ()
+
+    def alignment(self, examples: Examples) -> Aligned | None:
+        """Return what `aligned` knows as a function of batches; None if it knows nothing of these examples."""
+
+        def aligned(batch: Any) -> Tensor:
+            places = torch.zeros(*batch.target.shape, batch.source.shape[1], dtype=torch.bool)
+            for i, (source, target) in enumerate(zip(batch.source.tolist(), batch.target.tolist(), strict=True)):
+                for t, positions in enumerate(self.aligned(source, target)):
+                    places[i, t, list(positions)] = True
+            return places.to(batch.device)
+
+        return aligned if aligned(examples[:128]).any() else None
 
     def read(self, text: str) -> list[str]:
         """Return the symbols of a source that a person typed. Raises ValueError, one line, if it is empty or not in the

@@ -5,16 +5,15 @@ Dimensions: B = batch, F = frames of sound, T = tokens.
 
 from __future__ import annotations
 
-import io
+import ctypes
 import json
 import random
-import shutil
 import struct
-import subprocess
 import sysconfig
-import wave
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,9 +47,10 @@ WHEN = ["in the morning", "after lunch", "last summer", "on the bridge", "before
 @dataclass(frozen=True)
 class Whisper(Pretrained):
     """Whisper tiny.en (Radford et al. 2023): four layers each of encoder and decoder, with six heads. Its texts are
-    sentences that the program espeak-ng speaks. It is judged by how well it predicts the next token of a sentence from
-    the sound; in the counterpart the sound is of another sentence. Its authors name eight of the 24 heads of
-    cross-attention, by which they align words and sound."""
+    sentences that espeak-ng speaks, so it is known when each word is said. It is judged by how well it predicts the
+    next token of a sentence from the sound, and by the share of words that are right; in the counterpart the sound is
+    of another sentence. Its authors name eight of the 24 heads of cross-attention, by which they align words and
+    sound."""
 
     score: SplitSize = 8
     """Number of sentences that heads are scored on."""
@@ -64,7 +64,7 @@ class Whisper(Pretrained):
     def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
         if data is not None:
             raise ValueError(f"data={data}: model=whisper has sentences of its own, leave it out")
-        judged = {"likelihood": (losses.seq2seq, losses.token_accuracy)}
+        judged = {"words": (losses.seq2seq, words_right), "tokens": (losses.seq2seq, losses.token_accuracy)}
         name, judged_by = chosen(objective, judged, "model=whisper")
         try:
             import transformers
@@ -72,8 +72,6 @@ class Whisper(Pretrained):
             raise ValueError("model=whisper: needs transformers: pip install -e '.[hf]'") from None
         if not (FOLDER / "model.bin").is_file():
             raise ValueError(f"model=whisper: is not installed: {INSTALL}")
-        if shutil.which("espeak-ng") is None:
-            raise ValueError("model=whisper: needs the program espeak-ng: apt install espeak-ng")
         library: Any = transformers
         tokenizer = library.PreTrainedTokenizerFast(tokenizer_file=str(FOLDER / "tokenizer.json"))
         listener = library.WhisperFeatureExtractor(feature_size=80, chunk_length=SECONDS)
@@ -113,28 +111,103 @@ def sentences(draw: random.Random) -> list[str]:
 
 
 def written(texts: Sequence[str], tokenizer: Any) -> dict[str, Tensor]:
-    """Return the tokens of sentences: what the decoder reads, and what it should write."""
+    """Return the tokens of sentences: what the decoder reads, what it should write, and of which word each of these
+    tokens is, (B, T), counted from 0; -1 for the full stop and the end."""
     rows = [[*tokenizer(text, add_special_tokens=False).input_ids, END] for text in texts]
     longest = max(map(len, rows)) + 1
     labels = [[IGNORED, *row, *[IGNORED] * (longest - len(row) - 1)] for row in rows]
     reads = [[BEGIN, NO_TIMES, *row[:-1], *[END] * (longest - len(row) - 1)] for row in rows]
-    return {"decoder_input_ids": torch.tensor(reads), "labels": torch.tensor(labels)}
+    words = torch.full((len(rows), longest), -1)
+    for word_T, row in zip(words, rows, strict=True):
+        pieces = [tokenizer.decode([token]) for token in row[:-1]]
+        begun = torch.tensor([piece.startswith(" ") for piece in pieces]).cumsum(dim=0) - 1
+        stops = torch.tensor([piece.strip() == "." for piece in pieces])
+        word_T[1 : len(row)] = begun.masked_fill(stops, -1)
+    return {"decoder_input_ids": torch.tensor(reads), "labels": torch.tensor(labels), "words": words}
 
 
 def heard(texts: Sequence[str], listener: Any) -> dict[str, Tensor]:
-    """Return the sound of sentences as the model reads it, (B, 80, F)."""
+    """Return the sound of sentences as the model reads it, (B, 80, F), and the seconds in which each word begins and
+    ends, (B, words, 2)."""
     sounds = [spoken(text) for text in texts]
-    return {"input_features": listener(sounds, sampling_rate=RATE, return_tensors="pt").input_features}
+    features = listener([samples for samples, _ in sounds], sampling_rate=RATE, return_tensors="pt").input_features
+    times = nn.utils.rnn.pad_sequence([torch.tensor(seconds) for _, seconds in sounds], batch_first=True)
+    return {"input_features": features, "times": times}
 
 
-def spoken(text: str) -> np.ndarray:
-    """Return the samples of a sentence, spoken by espeak-ng."""
-    said = subprocess.run(["espeak-ng", "-v", "en-us", "--stdout", text], stdout=subprocess.PIPE, check=True).stdout
-    with wave.open(io.BytesIO(said)) as sound:
-        rate = sound.getframerate()
-    samples = torch.from_numpy(np.frombuffer(said[44:], np.int16).astype(np.float32) / 2**15)
+class Event(ctypes.Structure):
+    """What the library of espeak-ng tells of a sound, as its header `speak_lib.h` has it."""
+
+    _fields_ = [
+        ("kind", ctypes.c_int),
+        ("number", ctypes.c_uint),
+        ("text_position", ctypes.c_int),
+        ("length", ctypes.c_int),
+        ("milliseconds", ctypes.c_int),
+        ("sample", ctypes.c_int),
+        ("user_data", ctypes.c_void_p),
+        ("name", ctypes.c_char * 8),
+    ]
+
+
+WORD, SYNCHRONOUS, IN_CHARACTERS, UTF8 = 1, 2, 1, 1
+"""Numbers of that header: the begin of a word, sound that is returned and not played, kinds of positions and text."""
+Heard = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(Event))
+
+
+@cache
+def espeak() -> tuple[Any, int]:
+    """Return the library of espeak-ng, with an American voice, and its samples in a second."""
+    try:
+        library = ctypes.CDLL("libespeak-ng.so.1")
+    except OSError:
+        raise ValueError("model=whisper: needs espeak-ng: apt install espeak-ng") from None
+    rate = library.espeak_Initialize(SYNCHRONOUS, 0, None, 0)
+    if rate <= 0 or library.espeak_SetVoiceByName(b"en-us") != 0:
+        raise ValueError("model=whisper: espeak-ng has no voice en-us, is it installed whole? apt install espeak-ng")
+    return library, rate
+
+
+def spoken(text: str) -> tuple[np.ndarray, list[tuple[float, float]]]:
+    """Return the samples of a sentence, spoken by espeak-ng, and the seconds in which each word begins and ends. Words
+    that it says as one, as "in the", have the same times."""
+    (library, rate), parts, begins = espeak(), list[bytes](), dict[int, float]()
+
+    def hear(sound: Any, samples: int, events: Any) -> int:
+        if sound and samples:
+            parts.append(ctypes.string_at(sound, 2 * samples))
+        at = 0
+        while events[at].kind:
+            if events[at].kind == WORD and events[at].length:
+                begins[events[at].text_position - 1] = events[at].milliseconds / 1000
+            at += 1
+        return 0
+
+    function, written = Heard(hear), text.encode()
+    library.espeak_SetSynthCallback(function)
+    library.espeak_Synth(written, len(written) + 1, 0, IN_CHARACTERS, 0, UTF8, None, None)
+    samples = torch.from_numpy(np.frombuffer(b"".join(parts), np.int16).astype(np.float32) / 2**15)
+    starts = sorted(begins)
+    ends = {start: begins[after] for start, after in pairwise(starts)} | {starts[-1]: len(samples) / rate}
+    times = list[tuple[float, float]]()
+    for place, (before, letter) in enumerate(zip(f" {text}", text, strict=False)):
+        if before == " " != letter:
+            start = max(each for each in starts if each <= place)
+            times.append((begins[start], ends[start]))
     at_rate = F.interpolate(samples[None, None], size=len(samples) * RATE // rate, mode="linear")[0, 0]
-    return at_rate.numpy()
+    return at_rate.numpy(), times
+
+
+def words_right(output: Any, batch: Any) -> Tensor:
+    """The share of the words of a sentence whose tokens all come first, given the true tokens before each, (B,). One
+    minus it is a word error rate without the errors that follow from errors before."""
+    right_BT = output.logits.argmax(dim=-1) == batch["labels"]
+    words_BT = batch["words"]
+    wrong_BW = torch.zeros(len(words_BT), int(words_BT.max()) + 1, device=words_BT.device)
+    wrong_BW.scatter_add_(1, words_BT.clamp_min(0), ((words_BT >= 0) & ~right_BT).to(wrong_BW))
+    number_B = words_BT.amax(dim=1) + 1
+    places_W = torch.arange(wrong_BW.shape[1], device=words_BT.device)
+    return ((wrong_BW == 0) & (places_W < number_B[:, None])).sum(dim=1) / number_B
 
 
 def speech_model(library: Any) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mhaprune_models import dinov2, rxnmapper, smollm2, whisper
+from mhaprune_models import dinov2, rxnmapper, smollm2, whisper, word_times
 from mhaprune_models.rxnmapper import Rxnmapper
 from mhaprune_models.smollm2 import Pair, Smollm2
 from mhaprune_models.whisper import Whisper
@@ -23,6 +23,9 @@ class Words:
     def __call__(self, text: str, **options: Any) -> Any:
         ids = [self.known.setdefault(word, len(self.known) + 1) for word in text.split()]
         return type("Encoding", (), {"input_ids": ids})()
+
+    def decode(self, ids: list[int]) -> str:
+        return f" {next(word for word, at in self.known.items() if at == ids[0])}"
 
 
 @pytest.mark.parametrize("name", ["repeats", "indirect_object", "agreement"])
@@ -56,7 +59,7 @@ def test_texts_in_a_batch_are_padded_on_the_right_and_the_loss_reads_what_is_ask
     assert batch["input_ids"].tolist() == [[5, 6, 7, 0], [5, 6, 7, 8]]
     logits = torch.zeros(2, 4, 10)
     logits[0, 2, 1], logits[1, 3, 1] = 3.0, 2.0
-    output = type("Output", (), {"logits": logits})()
+    output = {"logits": logits[torch.arange(2), batch["attention_mask"].sum(dim=1) - 1]}
     assert smollm2.contrast(output, batch).tolist() == [-3.0, 2.0]
     assert smollm2.right_word(output, batch).tolist() == [1.0, 0.0]
     labels = smollm2.batch_of([Pair([1, 2, 3, 1, 2, 3], [4, 5, 6, 1, 2, 3])], "repeats")["labels"]
@@ -110,6 +113,34 @@ def test_the_decoder_reads_what_it_should_write_one_token_before() -> None:
     assert labels[0].tolist() == [-100, 1, 2, 3, whisper.END]
     assert reads[0, 2:].tolist() == labels[0, 1:-1].tolist()
     assert labels[1].tolist() == [-100, 1, whisper.END, -100, -100]
+    assert batch["words"].tolist() == [[-1, 0, 1, 2, -1], [-1, 0, -1, -1, -1]]
+
+
+def test_a_word_is_right_if_all_its_tokens_are_and_full_stops_do_not_count() -> None:
+    words = torch.tensor([[-1, 0, 0, 1, -1], [-1, 0, -1, -1, -1]])
+    labels = torch.tensor([[-100, 5, 6, 7, 8], [-100, 5, 8, -100, -100]])
+    says = torch.tensor([[1, 5, 9, 7, 9], [1, 5, 9, 9, 9]])
+    output = type("Output", (), {"logits": torch.nn.functional.one_hot(says, 10).float()})()
+    assert whisper.words_right(output, {"labels": labels, "words": words}).tolist() == [0.5, 1.0]
+
+
+def test_a_token_belongs_to_the_frames_in_which_its_word_is_said() -> None:
+    words, times = torch.tensor([[-1, 0, 1, 1]]), torch.tensor([[[0.0, 1.0], [1.0, 2.5]]])
+    inside = word_times.said(words, times, frames=10)  # of half a second each
+    assert inside[0, 1].nonzero().flatten().tolist() == [0, 1]
+    assert inside[0, 2].nonzero().flatten().tolist() == inside[0, 3].nonzero().flatten().tolist() == [2, 3, 4]
+
+
+def test_espeak_says_when_each_word_is_said() -> None:
+    try:
+        samples, times = whisper.spoken(" A tall soldier painted a heavy box in the morning.")
+    except ValueError as error:
+        pytest.skip(str(error))
+    assert len(times) == 10, "words that are said as one, 'in the', have the same times"
+    starts = [start for start, _ in times]
+    assert starts == sorted(starts)
+    assert len(set(times)) >= 9
+    assert all(0 <= start < end <= len(samples) / whisper.RATE + 0.01 for start, end in times)
 
 
 @pytest.mark.parametrize(("model", "module"), [(Smollm2(), smollm2), (Rxnmapper(), rxnmapper), (Whisper(), whisper)])
@@ -157,3 +188,29 @@ def test_the_weights_of_dinov2_fit_its_class() -> None:
     found = dinov2.weights()
     expected = transformers.Dinov2Model(transformers.Dinov2Config(**dinov2.SIZES)).state_dict()
     assert {name: x.shape for name, x in found.items()} == {name: x.shape for name, x in expected.items()}
+
+
+def test_logits_are_computed_where_the_loss_reads_them_and_equal_all_others() -> None:
+    torch.manual_seed(0)
+    states = torch.randn(2, 6, 4)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lm_head, self.seen = torch.nn.Linear(4, 10), 0
+
+        def model(self, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+            return type("States", (), {"last_hidden_state": states})()
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor, logits_to_keep: int) -> Any:
+            self.seen = logits_to_keep
+            return type("Output", (), {"logits": self.lm_head(states[:, -logits_to_keep:])})()
+
+    model = Model()
+    pairs = [Pair([1, 2, 3, 1, 2, 3], [4, 5, 6, 1, 2, 3], 1, 2)] * 2
+    batch = smollm2.batch_of(pairs, "repeats")
+    found, whole = smollm2.called(model, batch), {"logits": model.lm_head(states)}
+    assert model.seen == 3, "from the token before the first label on"
+    torch.testing.assert_close(*(smollm2.losses.language_model(each, batch) for each in (found, whole)))
+    asked = smollm2.batch_of(pairs, "agreement")
+    torch.testing.assert_close(smollm2.called(model, asked)["logits"], whole["logits"][:, -1])

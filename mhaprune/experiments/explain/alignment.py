@@ -4,17 +4,15 @@
 Dimensions: B = batch, T = target positions, S = source positions.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import isnan
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 
-from mhaprune.data import Data, Examples
+from mhaprune.data import Data
 from mhaprune.experiments.explain.patterns import ALIGNED
 from mhaprune.heads import HeadId
 from mhaprune.measure.outcomes import BATCH_SIZE
@@ -23,25 +21,10 @@ from mhaprune.reporting.plots import Plot, needs, number
 from mhaprune.reporting.sentences import share
 from mhaprune.scorers.agreement import spearman
 from mhaprune.tables import HEAD, REFERENCE, Tables, candidates, in_brackets
-from mhaprune.tasks.base import Task
+from mhaprune.tasks.base import Aligned
 
 OFFSETS = range(-3, 4)
 """The distances that a head without knowledge of the symbols may look at."""
-Aligned = Callable[[Any], Tensor]
-"""A function that takes a batch and returns a mask (B, T, S): True where a source symbol stands for a target symbol."""
-
-
-def alignment_of(task: Task, examples: Examples) -> Aligned | None:
-    """Return the alignment of a task, as `Task.aligned` knows it; None if it knows nothing of these examples."""
-
-    def aligned(batch: Any) -> Tensor:
-        places = torch.zeros(*batch.target.shape, batch.source.shape[1], dtype=torch.bool)
-        for i, (source, target) in enumerate(zip(batch.source.tolist(), batch.target.tolist(), strict=True)):
-            for t, positions in enumerate(task.aligned(source, target)):
-                places[i, t, list(positions)] = True
-        return places.to(batch.device)
-
-    return aligned if aligned(examples[:BATCH_SIZE]).any() else None
 
 
 def alignment_table(

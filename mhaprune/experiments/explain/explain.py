@@ -13,7 +13,7 @@ import pandas as pd
 from mhaprune.experiments.base import Experiment, Findings, Setup, with_proofs
 from mhaprune.experiments.examples import check_examples, close_each, sequence_tables, text_tables
 from mhaprune.experiments.explain import explain_report as report
-from mhaprune.experiments.explain.alignment import alignment_of, alignment_scores, alignment_table, without_duplicates
+from mhaprune.experiments.explain.alignment import alignment_scores, alignment_table, without_duplicates
 from mhaprune.experiments.explain.patterns import observe
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.inputs import Study
@@ -81,7 +81,7 @@ class Explain(Experiment):
         with doing("score"):
             heads = heads_table(scoring, study.scorers)
         with doing("patterns"):
-            aligned = None if study.task is None else alignment_of(study.task, study.splits.score)
+            aligned = None if study.task is None else study.task.alignment(study.splits.score)
             observed = observe(subject, study.splits.score, aligned)
         with doing("close each head"):
             outcomes = close_each(subject, examples)

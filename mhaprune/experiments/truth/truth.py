@@ -3,8 +3,8 @@
 Dimensions: E = examples, N = heads, R = redraws or draws.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -13,8 +13,9 @@ import torch
 from mhaprune.experiments.base import Experiment, Findings, Setup, with_proofs
 from mhaprune.experiments.truth import truth_report as report
 from mhaprune.experiments.truth.truth_report import PATCHED
-from mhaprune.heads import HeadMask
-from mhaprune.inputs import Study
+from mhaprune.heads import HeadMask, Site
+from mhaprune.inputs import Known, Study
+from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.progress import doing, track
 from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.scorers.agreement import spearman
@@ -30,9 +31,12 @@ class Truth(Experiment):
     """Scores against heads that are known: tables `truth`, `known`, `heads`.
 
     The known heads are those that the model names, because they were set by hand or published. Otherwise they are the
-    `top` heads by exact patching on the *report* split; the scores read the *score* split.
+    `top` heads by exact patching on the *report* split, or those that align; the scores read the *score* split.
     """
 
+    known: Literal["patching", "alignment"] = "patching"
+    """How heads are known of a model that names none: by patching, or as the heads of cross-attention whose largest
+    weight is on a source symbol that the written symbol stands for, in more than half of the cases."""
     top: Annotated[int, Ge(1)] = 8
     """Number of heads that count as known if they are found by patching."""
     redraws: Annotated[int, Ge(20)] = 200
@@ -51,10 +55,10 @@ class Truth(Experiment):
     def __call__(self, study: Study) -> Findings:
         subject, splits = study.subject, study.splits
         with doing("known heads"):
-            known = known_table(study, self.top)
+            known = known_table(study if self.known == PATCHED else replace(study, known=aligning(study)), self.top)
         matters_N = known["known"].to_numpy(bool)
         if not 0 < matters_N.sum() < len(matters_N):
-            what = f"experiment.top={self.top}" if study.known is None else "known"
+            what = f"experiment.top={self.top}" if (known["known_from"] == PATCHED).all() else "known"
             counted = f"{matters_N.sum() or 'none'} of the model's {len(matters_N)} {subject.counted}"
             raise ValueError(f"{what}: {counted} matters, must be some and not all")
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
@@ -80,6 +84,25 @@ class Truth(Experiment):
         equivalence = EquivalenceCheck(subject, splits.proof)
         equivalence.prove(HeadMask(subject.grid).without(*subject.grid))
         return with_proofs(study, {"truth": table, "known": known, "heads": heads}, equivalence.worst)
+
+
+@torch.no_grad()
+def aligning(study: Study) -> Known:
+    """Return the heads that align on the report split. Raises ValueError for a task that does not know what aligns."""
+    report, subject = study.splits.report, study.subject
+    if study.task is None or (aligned := study.task.alignment(report)) is None:
+        raise ValueError("experiment.known=alignment: needs a task that knows what the symbols of an answer stand for")
+    hits_N, symbols = torch.zeros(len(subject.grid)), 0
+    for batch in report.batches(BATCH_SIZE):
+        places_BTS = aligned(batch)
+        symbols += int(places_BTS.any(dim=2).sum())
+        for block, seen in subject.attention_maps(batch).items():
+            if block.site == Site.CROSS:
+                largest_BHT1 = seen.weights.argmax(dim=3, keepdim=True)
+                hits_BHT1 = places_BTS[:, None].expand_as(seen.weights).gather(3, largest_BHT1)
+                hits_N[subject.grid.positions(block)] += hits_BHT1.sum(dim=(0, 2, 3)).cpu()
+    names = [str(head) for head, hits in zip(subject.grid, hits_N.tolist(), strict=True) if hits > symbols / 2]
+    return Known(dict.fromkeys(names, "aligns"), ("aligns",), "alignment")
 
 
 def known_table(study: Study, top: int) -> pd.DataFrame:

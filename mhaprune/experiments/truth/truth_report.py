@@ -47,6 +47,7 @@ def say(tables: Tables) -> Iterator[str]:
 SOURCES = {
     "construction": "were set by hand to matter",
     "publication": "a publication names",
+    "alignment": "align source and answer",
     PATCHED: "matter most by exact patching on the report split",
 }
 """What is said of the known heads, by where they are known from."""

@@ -1,5 +1,8 @@
 """Heads that look at the source symbols which the written symbol stands for."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pandas as pd
 import pytest
 import torch
@@ -8,16 +11,18 @@ from scipy import stats
 from mhaprune.data import PAD, SPECIAL, Examples, Splits
 from mhaprune.experiments.explain.alignment import (
     OFFSETS,
-    alignment_of,
     alignment_scores,
     alignment_sentences,
     alignment_table,
     without_duplicates,
 )
 from mhaprune.experiments.explain.patterns import ALIGNED, observe
-from mhaprune.heads import Site
+from mhaprune.experiments.truth.truth import aligning
+from mhaprune.heads import BlockId, Site
+from mhaprune.inputs import Known
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.reporting.plots import draw
+from mhaprune.subject import AttentionMap
 from mhaprune.tables import HEAD
 from mhaprune.tasks.reverse import Reverse
 from mhaprune.tasks.running_sum import RunningSum
@@ -33,12 +38,12 @@ def letters(row: torch.Tensor) -> int:
 
 
 def test_a_task_that_knows_no_alignment_has_none(splits: Splits) -> None:
-    assert alignment_of(RunningSum(**SIZES), splits.score) is None
+    assert RunningSum(**SIZES).alignment(splits.score) is None
 
 
 def test_the_places_are_those_of_the_task() -> None:
     examples = REVERSE.splits().score
-    aligned = alignment_of(REVERSE, examples)
+    aligned = REVERSE.alignment(examples)
     assert aligned is not None
     places_BTS = aligned(examples)
     for places, source in zip(places_BTS, examples.source, strict=True):
@@ -57,7 +62,7 @@ def scored(model: Seq2Seq) -> pd.DataFrame:
 @pytest.fixture
 def found(model: Seq2Seq) -> tuple[pd.DataFrame, Examples]:
     examples = REVERSE.splits().score
-    aligned = alignment_of(REVERSE, examples)
+    aligned = REVERSE.alignment(examples)
     assert aligned is not None
     patterns = observe(model, examples, aligned).patterns
     return alignment_table(aligned, examples, patterns, scored(model))["alignment"], examples
@@ -92,7 +97,7 @@ def test_the_best_fixed_distance_is_the_control(found: tuple[pd.DataFrame, Examp
 
 def test_a_pattern_that_has_a_name_already_is_not_shown_twice(model: Seq2Seq, splits: Splits, task: Sort) -> None:
     plain = observe(model, splits.score).patterns
-    aligned = alignment_of(task, splits.score)
+    aligned = task.alignment(splits.score)
     assert aligned is not None
     both = observe(model, splits.score, aligned).patterns
     assert ALIGNED in set(both["pattern"])
@@ -114,3 +119,19 @@ def test_the_best_head_is_named_beside_its_controls(found: tuple[pd.DataFrame, E
     (alone,) = alignment_sentences({"alignment": table[:1].assign(spearman=float("nan"))})
     assert "aligns best" in alone, "and one head has no order"
     assert list(alignment_sentences({})) == []
+
+
+def test_heads_that_align_are_known_heads(model: Seq2Seq, monkeypatch: pytest.MonkeyPatch) -> None:
+    report, maps_of = REVERSE.splits().report, model.attention_maps
+
+    def one_aligns(batch: Examples) -> dict[BlockId, AttentionMap]:
+        maps = maps_of(batch)
+        maps[BlockId(Site.CROSS, 1)].weights[:, 2] = REVERSE.alignment(report)(batch).float()  # type: ignore[misc]
+        return maps
+
+    monkeypatch.setattr(model, "attention_maps", one_aligns)
+    study: Any = SimpleNamespace(subject=model, splits=SimpleNamespace(report=report), task=REVERSE)
+    assert aligning(study) == Known({"cross.1.2": "aligns"}, ("aligns",), "alignment")
+    study.task = RunningSum(**SIZES)
+    with pytest.raises(ValueError, match=r"^experiment.known=alignment: needs a task that knows what the symbols"):
+        aligning(study)
