@@ -56,9 +56,9 @@ def report(
         two_examples(heads.splits, name)
     if not by:
         raise ValueError("by=[]: must name one scorer or more")
-    first = heads.splits.report[:TEXTS]
+    texts = heads.splits.report[:TEXTS]
     if tokenizer is not None:
-        tokens_of(tokenizer, first[:1].as_given())
+        tokens_of(tokenizer, texts[:1].as_given())
     experiment = replace(experiment, budgets=_allowed(heads, budgets))
     study = replace(
         Study.of(heads),
@@ -72,10 +72,18 @@ def report(
         findings = experiment(study)
         if tokenizer is not None:
             study = replace(study, tokens=lambda batch: tokens_of(tokenizer, batch.as_given()))
-            findings.tables.update(text_tables(study, range(len(first)), close_each(study.subject, first)))
+            findings.tables.update(text_tables(study, range(len(texts)), close_each(study.subject, texts)))
         results = present(experiment, study, findings, title)
     then = "`heads.prune(mask=...)` removes heads for real, and `mhaprune.save` writes what is left."
-    results = replace(results, first=results.first._replace(then=then))
+    first, sentences = results.first._replace(then=then), list(results.sentences)
+    if (window := heads.subject.window) is not None:
+        seen = f"the first {window[0]} tokens and the last {window[1]}"
+        units = heads.subject.counted
+        sentences.insert(1, f"“Removed” {units} stream here: they still see {seen}, and their weights stay.")
+        first = first._replace(
+            question=f"Which {units} can stream, that is, see only {seen}, and what does that bring?"
+        )
+    results = replace(results, first=first, sentences=sentences)
     if path is not None:
         write_bytes(Path(path), results.page({"heads": repr(heads)}).encode())
     return results

@@ -175,6 +175,8 @@ def test_a_refit_and_a_report_work_on_them(tmp_path: Path) -> None:
     assert not torch.equal(*(measure(model, stream.splits.score).loss for model in models))
     found = stream.report(tmp_path / "page.html", by=["taylor"], budgets=[0.5], rounds=2, refit=False)
     assert found.tables["pruning"]["heads_removed"].tolist()[:2] == [0, 6]
+    assert found.sentences[1].startswith("“Removed” key-value groups stream here: they still see the first ")
+    assert "can stream, that is, see only the first" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(
