@@ -78,7 +78,7 @@ def plug_ins() -> dict[Path, str]:
 
 
 PLUG_INS = plug_ins()
-TOGETHER = {"entropy": "attention", "confidence": "attention", "evaluate": "train"}
+TOGETHER = {"evaluate": "train"}
 """The files of options that share one."""
 
 

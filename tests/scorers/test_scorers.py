@@ -13,7 +13,6 @@ from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers import replacing
 from mhaprune.scorers.ablation import Ablation, resample
-from mhaprune.scorers.attention import Confidence, Entropy
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.gate_output import GateOutput
 from mhaprune.scorers.magnitude import Magnitude
@@ -137,21 +136,3 @@ def test_magnitude_is_that_of_the_weights_and_survives_folding(model: Seq2Seq, s
     expected = (values**2).sum().sqrt() * (output**2).sum().sqrt() * attention.head_scale()[2]
     torch.testing.assert_close(scores[0, model.grid.index(head)], expected)
     torch.testing.assert_close(Magnitude()(model.without(HeadMask(model.grid)), splits.score, seed=0).values, scores)
-
-
-@torch.no_grad()
-def test_confidence_and_entropy_are_the_loop_over_tokens(model: Seq2Seq, splits: Splits) -> None:
-    peaks: dict[int, list[Tensor]] = {n: [] for n in range(len(model.grid))}
-    spreads: dict[int, list[Tensor]] = {n: [] for n in range(len(model.grid))}
-    for one in one_by_one(splits.score):
-        for block, seen in model.attention_maps(one).items():
-            for head, n in enumerate(model.grid.positions(block)):
-                for t, weights in enumerate(seen.weights[0, head]):
-                    spreads[n].append((weights[weights > 0] * weights[weights > 0].log()).sum())
-                    # The last symbol of the source is end of sequence.
-                    real = weights if block.site == Site.DECODER_SELF else weights[:-1]
-                    if block.site != Site.ENCODER_SELF or t < len(seen.weights[0, head]) - 1:
-                        peaks[n].append(real.max())
-    for scorer, expected in ((Confidence(), peaks), (Entropy(), spreads)):
-        values = scorer(model, splits.score, seed=0).values[0]
-        torch.testing.assert_close(values, torch.stack([torch.stack(expected[n]).mean() for n in expected]))

@@ -12,6 +12,7 @@ from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.front.heads import Heads
 from mhaprune.measure.outcomes import output_difference
 from mhaprune.wrapping.blocks import Block, Rows, Source, block_of, neighbours
+from mhaprune_literature.attention import Entropy
 
 WIDTH, HIDDEN, NEURONS = 8, 12, 4
 """Three neighbouring neurons are one unit."""
@@ -94,4 +95,4 @@ def test_by_cost_the_cheap_go_where_scores_are_equal(heads: Heads) -> None:
 
 def test_they_have_no_attention_weights(heads: Heads) -> None:
     with pytest.raises(ValueError, match="needs attention weights, which 0 does not compute; leave it out"):
-        heads.score("entropy")
+        heads.score(Entropy())

@@ -12,6 +12,7 @@ import mhaprune
 from mhaprune import losses
 from mhaprune.attention.gates import Softmax
 from mhaprune.scorers.ablation import Ablation
+from mhaprune_literature.attention import Entropy
 from mhaprune_literature.subset import Subset
 from support.attention import Attention, pruned
 from support.texts import Change, Narrow, Net, TimeFirst, ids, texts, wrapped
@@ -182,7 +183,7 @@ def test_a_layer_that_is_called_twice_is_heard_twice() -> None:
     expected = torch.cat([each.flatten(1) for each in norms], dim=1).mean(dim=1)
     found = heads.score("gate_output")["score"][:4].to_numpy()
     torch.testing.assert_close(torch.tensor(found), expected.double(), atol=1e-6, rtol=1e-5)
-    assert heads.units("call").score("entropy", "ablation_resample", "taylor").shape[0] == 3 * 16
+    assert heads.units("call").score(Entropy(), "ablation_resample", "taylor").shape[0] == 3 * 16
     subject, batch = heads.subject, heads.splits.score.first(6)
     closed, own = torch.zeros(8), subject.head_outputs(batch)
     torch.testing.assert_close(subject.run_gated(batch, closed, own), subject.run_gated(batch))  # each call its own

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.prediction import inverse_covariances
+from mhaprune_literature.attention import Confidence, Entropy
 from support.attention import HEADS, WIDTH, Attention, wrapped
 
 SIX = torch.randn(4, 6, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -55,10 +57,10 @@ class WithoutGradient(Attention):
         return result
 
 
-@pytest.mark.parametrize("score", ["confidence", "entropy"])
-def test_weights_of_windows_are_none_of_whole_examples(score: str) -> None:
+@pytest.mark.parametrize("score", [Confidence(), Entropy()])
+def test_weights_of_windows_are_none_of_whole_examples(score: Scorer) -> None:
     heads = wrapped(InWindows, x=SIX)
-    with pytest.raises(ValueError, match=f"scorer={score}: needs attention weights of whole examples, .*; leave it"):
+    with pytest.raises(ValueError, match="scorer=.*: needs attention weights of whole examples, .*; leave it"):
         heads.score(score)
     assert heads.prune(mask={0: [1]}).layers[0].num_heads == 3
 

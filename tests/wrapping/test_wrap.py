@@ -18,6 +18,7 @@ from mhaprune.schedules.greedy_refit import GreedyRefit
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option
 from mhaprune.wrapping.batches import Batches
+from mhaprune_literature.attention import Confidence
 from support.classifier import Classifier, batches, classifier
 
 
@@ -258,7 +259,7 @@ def test_no_pass_holds_more_examples_than_a_batch_of_the_user() -> None:
 
     small = [{name: value[i : i + 2] for name, value in batch.items()} for batch in batches(8) for i in (0, 2, 4)]
     heads = wrap(Counting(), losses.classification, score=small, choose=small[:9], report=small[:3])
-    heads.score("ablation", "gate_output", "taylor", "fisher", "confidence", "refit_error")
+    heads.score("ablation", "gate_output", "taylor", "fisher", Confidence(), "refit_error")
     heads.without(heads.mask(keep=4, by="gate_output"), refit=True)
     assert set(seen) <= {1, 2}
 

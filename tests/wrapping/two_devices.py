@@ -18,6 +18,7 @@ from mhaprune import losses
 from mhaprune.front.heads import Heads
 from mhaprune.scorers.base import Scorer
 from mhaprune.wrapping.tensors import mapped
+from mhaprune_literature.attention import Confidence, Entropy
 from support.second_device import TwoDevices, second_device
 
 __all__ = ["second_device"]
@@ -51,11 +52,11 @@ SCORERS: tuple[str | Scorer, ...] = (
     "gate_output",
     "taylor",
     "taylor_example",
-    "entropy",
+    Entropy(),
     "fisher",
     "magnitude",
     "refit_error",
-    "confidence",
+    Confidence(),
     "ablation_mean",
     "ablation_resample",
     "taylor_batch",

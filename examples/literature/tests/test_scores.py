@@ -4,14 +4,15 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Splits
-from mhaprune.heads import HeadMask
+from mhaprune.heads import HeadMask, Site
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.fisher import Fisher
 from mhaprune_literature.all_but_one import AllButOne
+from mhaprune_literature.attention import Confidence, Entropy
 from mhaprune_literature.knowledge import Knowledge
 from mhaprune_literature.movement import Movement
-from scorers.test_scorers import written_norms
+from scorers.test_scorers import one_by_one, written_norms
 from support.games import numbered
 from test_trained import WORTHS, worth_game
 
@@ -49,3 +50,21 @@ def test_movement_opens_exactly_so_many_heads_and_moves_the_closed_ones_too() ->
         assert set(gates.unique().tolist()) <= {0.0, 1.0}
         assert gates.sum(dim=1).tolist() == [count] * 16
     torch.testing.assert_close(values, 0.9 * signs, rtol=0, atol=1e-4)  # nine steps of 0.1, towards what helps
+
+
+@torch.no_grad()
+def test_confidence_and_entropy_are_the_loop_over_tokens(model: Seq2Seq, splits: Splits) -> None:
+    peaks: dict[int, list[Tensor]] = {n: [] for n in range(len(model.grid))}
+    spreads: dict[int, list[Tensor]] = {n: [] for n in range(len(model.grid))}
+    for one in one_by_one(splits.score):
+        for block, seen in model.attention_maps(one).items():
+            for head, n in enumerate(model.grid.positions(block)):
+                for t, weights in enumerate(seen.weights[0, head]):
+                    spreads[n].append((weights[weights > 0] * weights[weights > 0].log()).sum())
+                    # The last symbol of the source is end of sequence.
+                    real = weights if block.site == Site.DECODER_SELF else weights[:-1]
+                    if block.site != Site.ENCODER_SELF or t < len(seen.weights[0, head]) - 1:
+                        peaks[n].append(real.max())
+    for scorer, expected in ((Confidence(), peaks), (Entropy(), spreads)):
+        values = scorer(model, splits.score, seed=0).values[0]
+        torch.testing.assert_close(values, torch.stack([torch.stack(expected[n]).mean() for n in expected]))

@@ -27,12 +27,12 @@ from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.reporting.plots import Plot
 from mhaprune.reporting.sentences import share
 from mhaprune.runs.run import Run, build
-from mhaprune.scorers.attention import Entropy
 from mhaprune.statistics.intervals import prunable as claimed
 from mhaprune.storage.store import RunFolder
 from mhaprune.subject import AnswerOutcome
 from mhaprune.tables import HEAD, Tables
 from mhaprune.tasks.sort import Sort
+from mhaprune_literature.attention import Entropy
 from support.composing import compose, run_of, tables_in
 from support.figures import check_legible
 from support.sizes import LEARNT, chosen

@@ -9,9 +9,9 @@ from mhaprune.data import Examples
 from mhaprune.experiments.explain.patterns import PATTERNS, PLACES, View, named_after, observe
 from mhaprune.heads import BlockId, HeadGrid, Site
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.scorers.attention import Entropy
 from mhaprune.subject import AttentionMap
 from mhaprune.tasks.reverse import Reverse
+from mhaprune_literature.attention import Entropy
 
 TASK = Reverse(num_symbols=6, max_length=6, min_length=3, train=40, valid=8, score=8, choose=8, report=30)
 
