@@ -15,6 +15,8 @@ from torch import Tensor
 
 from mhaprune.data import Data, Splits
 from mhaprune.heads import BlockId, HeadGrid, HeadId, HeadMask
+from mhaprune.measure.outcomes import ProofFailed
+from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.recoveries.base import Recovery
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refit import Refit
@@ -25,6 +27,7 @@ from mhaprune.settings.ranges import Ge
 from mhaprune.settings.refusals import foreign
 from mhaprune.storage.locks import read_bytes
 from mhaprune.subject import Subject
+from mhaprune.wrapping.blocks import Unsupported
 
 MOST_BYTES = 2**20
 """The largest size of a file with a mask: a megabyte names more heads than a model has."""
@@ -170,6 +173,18 @@ def two_examples(splits: Splits[Any], name: str) -> None:
 TUNED = ("steps", "learning_rate", "batch_size", "distillation")
 Steps = Annotated[int, Ge(0)] | dict[str, Any]
 """A number of training steps, or settings of `FineTune`, those of `TUNED`, by name."""
+
+
+def prove_removal(equivalence: EquivalenceCheck, mask: HeadMask) -> None:
+    """Prove that removing the heads of a mask is masking them. Raises `Unsupported` for a model that does not run
+    without them."""
+    try:
+        equivalence.prove(mask)
+    except ProofFailed:
+        raise
+    except Exception as error:  # of a model that may be anybody's
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise Unsupported(f"heads of this model can be gated, not removed: {reason}") from error
 
 
 def recoveries_of(refit: bool, fine_tune: Steps) -> list[Recovery]:

@@ -15,13 +15,13 @@ from torch import nn
 
 from mhaprune.data import SPLITS
 from mhaprune.front.budget import Budget, By, Number, Unit, choose
-from mhaprune.front.given import Steps, mask_of, named_scorers, recoveries_of, two_examples
+from mhaprune.front.given import Steps, mask_of, named_scorers, prove_removal, recoveries_of, two_examples
 from mhaprune.front.promise import Promised, fastest_within
 from mhaprune.front.timing import speed_table
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
 from mhaprune.measure.columns import accuracy_columns
-from mhaprune.measure.outcomes import ProofFailed, measure
+from mhaprune.measure.outcomes import measure
 from mhaprune.progress import shown, track
 from mhaprune.pruning.plans import removed_names
 from mhaprune.pruning.pruned import EquivalenceCheck
@@ -33,7 +33,8 @@ from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.tables import MOMENTS, USUAL
 from mhaprune.wrapping.at_rest import eager
 from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.blocks import AttentionBlock, Block, Unsupported
+from mhaprune.wrapping.blocks import AttentionBlock, Block
+from mhaprune.wrapping.cuts import tell
 from mhaprune.wrapping.losses import Judge
 from mhaprune.wrapping.saving import make_plain
 from mhaprune.wrapping.understand import ModelWithData, proved_again, understand, with_window
@@ -138,8 +139,7 @@ class Heads(ModelWithData):
         >>> heads.units("block").mask(keep=1).kept
         (HeadId(site='attention', layer=1, head=0),)
         """
-        subject = self.subject.grouped(unit)
-        # Kept, so that scores are computed only once.
+        subject = self.subject.grouped(unit)  # kept, so that scores are computed only once
         return self if subject is self.subject else vars(self).setdefault(f"_{unit}", replace(self, subject=subject))
 
     @checked
@@ -301,16 +301,16 @@ class Heads(ModelWithData):
             return settled.without(HeadMask(settled.grid, mask.removed), refit, fine_tune, copy)
         self.check_removable(mask)
         recoveries = recoveries_of(refit, fine_tune)
-        try:
-            self._equivalence.prove(mask)
-        except Exception as error:  # of a model that may be anybody's
-            if isinstance(error, ProofFailed):
-                raise
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise Unsupported(f"heads of this model can be gated, not removed: {reason}") from error
+        prove_removal(self._equivalence, mask)
         smaller = self.subject.without(mask, shared=not copy)
         for recovery in recoveries:
             smaller, _ = recovery(self._study, smaller, 0, None, lambda state: None)
+        tell(
+            self.subject,
+            smaller,
+            mask,
+            [word for word, is_so in (("refitted", refit), ("trained", fine_tune)) if is_so],
+        )
         return smaller
 
     @checked

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -79,8 +80,11 @@ def load(
 
 
 @checked
-def save(model: nn.Module, path: str | Path, tokenizer: Any = None) -> None:
+def save(model: nn.Module, path: str | Path, tokenizer: Any = None, table: pd.DataFrame | None = None) -> None:
     """Write a pruned model into a folder that `load` reads, and its tokenizer or processor, if you give it.
+
+    The README of the folder is a model card: it says what was removed, and how to read the folder. It shows `table`,
+    for example that of `Heads.evaluate`.
 
     A model of transformers is also read without mhaprune: `AutoModelFor....from_pretrained(path,
     trust_remote_code=True)`. A SentenceTransformer is read by its own class, adapters of peft are merged. Of any other
@@ -93,4 +97,4 @@ def save(model: nn.Module, path: str | Path, tokenizer: Any = None) -> None:
     >>> [layer.num_heads for layer in mhaprune.load("mine", model=model).attention]
     [3, 4]
     """
-    save_folder(model, path, tokenizer)
+    save_folder(model, path, tokenizer, table)

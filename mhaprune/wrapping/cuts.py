@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial, reduce
 from typing import Any
 
 from torch import nn
 
+from mhaprune.heads import HeadMask
+from mhaprune.tables import by_block
 from mhaprune.wrapping.blocks import Unsupported, within
 from mhaprune.wrapping.reshaping import finish
 from mhaprune.wrapping.transformers_folder import saves_with_code
@@ -87,6 +89,15 @@ class Cut:
         """Return the description with other paths."""
         parts: Any = ({name(path): each for path, each in part.items()} for part in list(vars(self).values())[:3])
         return Cut(*parts)
+
+
+def tell(before: Any, smaller: Any, mask: HeadMask, then: Sequence[str]) -> None:
+    """Leave in the model of a smaller subject, for its card, what it has lost; `then` says how it was recovered."""
+    text = f"{len(mask.removed)} of {len(mask.grid)} {before.counted}: {by_block(sorted(mask.removed, key=str))}"
+    if before.window is not None:
+        text += f" (they still see the first {before.window[0]} tokens and the last {before.window[1]})"
+    known = getattr(pretrained_in(before.module)[1] or before.module, "pruned", [])
+    (pretrained_in(smaller.module)[1] or smaller.module).pruned = [*known, ", then ".join([text, *then])]
 
 
 def _inside(path: str, name: str) -> str:

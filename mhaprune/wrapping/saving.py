@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import pandas as pd
 import torch
 from torch import nn
 
@@ -24,6 +25,7 @@ from mhaprune.storage.seals import checksum
 from mhaprune.storage.store import make_folder, write_json
 from mhaprune.wrapping.blocks import Unsupported
 from mhaprune.wrapping.cuts import Cut, pretrained_in
+from mhaprune.wrapping.model_card import CARD, add_table, write_card
 from mhaprune.wrapping.removal import COUNTS, copied
 from mhaprune.wrapping.removal_file import REMOVAL, load_removal, save_removal
 from mhaprune.wrapping.reshaping import shrink
@@ -57,8 +59,9 @@ CHECKSUMS = "checksums.json"
 """The name of the file that holds a checksum of every other file."""
 
 
-def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None) -> None:
+def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None, table: pd.DataFrame | None = None) -> None:
     """Write a pruned model into a folder, and its tokenizer, or anything else with `save_pretrained`, if it is given.
+    `table` is shown in the model card, the README of the folder.
 
     A model of transformers is read by its `AutoModel...` class, also if mhaprune is not installed:
     `AutoModelFor....from_pretrained(path, trust_remote_code=True)`. `trust_remote_code` is not needed if the config
@@ -84,9 +87,12 @@ def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None) -> No
         (folder / REMOVAL).unlink(missing_ok=True)
     else:
         save_removal(model, folder)
+        write_card(model, folder, f"mhaprune.load(folder, model={type(model).__name__}(...))")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
+    if table is not None:
+        add_table(folder, table)
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in (CHECKSUMS, CARD))
     write_json(folder / CHECKSUMS, {path.name: checksum(path.read_bytes()) for path in files})
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mhaprune.storage.store import write_bytes, write_json
 from mhaprune.wrapping import reshaping, windows
+from mhaprune.wrapping.model_card import write_card
 
 CODE = "modeling_mhaprune"
 """The name of the Python module in a folder."""
@@ -49,11 +50,6 @@ class {name}(transformers.{name}):
         """Return False: buffers that are not saved are filled as those of a {name}."""
         return False
 '''
-README = """# {name} with fewer attention heads
-
-Saved by mhaprune. Layers of this model differ in the number of their heads, so a `{name}` as it is does not fit the
-weights. `{auto}.from_pretrained(folder, trust_remote_code=True)` reads it.
-"""
 
 
 def saves_with_code(model: Any) -> None:
@@ -62,7 +58,7 @@ def saves_with_code(model: Any) -> None:
 
 
 def write_with_code(model: Any, folder: str | Path, *arguments: Any, **named: Any) -> None:
-    """Write a model by its class, with the code that gives it its shapes. If there is a README, it stays."""
+    """Write a model by its class, with the code that gives it its shapes. A README of somebody else stays."""
     native: Any = native_class(model)
     if native is None:
         raise ValueError(
@@ -81,8 +77,7 @@ def write_with_code(model: Any, folder: str | Path, *arguments: Any, **named: An
     write_json(path / "config.json", content | {"model_type": kind, "auto_map": classes})
     code = FUTURE + alone(windows) + alone(reshaping) + CLASS.format(name=name, config=config.__name__, kind=kind)
     write_bytes(path / f"{CODE}.py", code.encode())
-    if wrote_readme(path) or not (path / "README.md").exists():
-        write_bytes(path / "README.md", README.format(name=name, auto=min(autos, key=len)).encode())
+    write_card(model, path, f"{min(autos, key=len)}.from_pretrained(folder, trust_remote_code=True)")
 
 
 def alone(module: ModuleType) -> str:
@@ -94,14 +89,14 @@ def alone(module: ModuleType) -> str:
 def write_plain(model: Any, folder: Path) -> None:
     """Write a model by its class alone, and remove what an earlier `write_with_code` left in the folder."""
     native: Any = native_class(model)
-    stale = [CODE + ".py", *(["README.md"] if wrote_readme(folder) else [])]
     type(model).save_pretrained(model, folder)
     content = json.loads((folder / "config.json").read_text())
     if str(content.get("model_type")).endswith(FEWER):  # of a class in a folder's code that is no longer needed
         content = {name: value for name, value in content.items() if name != "auto_map"}
         write_json(folder / "config.json", content | {"model_type": native.config_class.model_type})
-    for name in stale if "auto_map" not in content else ():
-        (folder / name).unlink(missing_ok=True)
+    if "auto_map" not in content:
+        (folder / f"{CODE}.py").unlink(missing_ok=True)
+        write_card(model, folder, f"{min(automatic(native) or ['AutoModel'], key=len)}.from_pretrained(folder)")
 
 
 def difference_when_read(model: Any, folder: Path) -> str:
@@ -187,9 +182,3 @@ def automatic(kind: Any) -> list[str]:
         if kind in (made if isinstance(made, tuple) else (made,)):
             names.append(name)
     return names
-
-
-def wrote_readme(folder: Path) -> bool:
-    """Return whether the README in a folder is one of `write_with_code`."""
-    path = folder / "README.md"
-    return path.exists() and "\nSaved by mhaprune. " in path.read_text(errors="replace")

@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     refused(r"holds the weights of a Layers, give one: mhaprune.load\(path, model=Layers\(...\)\)")
     refused("does not fit the model=Own, must be the Layers before any removal, .*no attribute", model=built(Own))
     refused("does not fit the model=Layers", model=heads.prune(mask={0: [1, 2]}))
-    for file in sorted(folder.iterdir()):
+    for file in sorted({*folder.iterdir()} - {folder / "README.md"}):  # which people edit
         whole = file.read_bytes()
         for place in range(3, len(whole), max(1, len(whole) // 25)):
             file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
@@ -195,7 +195,9 @@ def test_a_ragged_folder_says_how_it_is_read_and_keeps_its_tokenizer(bert: Any, 
     )
     with pytest.raises(ValueError, match="trust_remote_code=True"):
         transformers.AutoModel.from_pretrained(tmp_path / "small")
-    assert "AutoModel.from_pretrained(folder, trust_remote_code=True)" in (tmp_path / "small/README.md").read_text()
+    card = (tmp_path / "small/README.md").read_text()
+    assert "`AutoModel.from_pretrained(folder, trust_remote_code=True)`" in card
+    assert "\n- 1 of 8 heads: attention.self.0: 1\n" in card
     read = transformers.AutoTokenizer.from_pretrained(tmp_path / "small")
     assert read("one two")["input_ids"] == tokenizer("one two")["input_ids"]
 
@@ -263,3 +265,22 @@ def test_numbers_of_heads_that_are_not_saved_are_those_of_the_heads_that_are_lef
     again: Any = mhaprune.load(tmp_path / "small", model=built(Alone, seed=1))
     assert again.slopes.tolist() == small.slopes.tolist() == [1.0, 4.0]
     assert torch.equal(called(again, X), called(small, X))
+
+
+def test_a_card_says_what_was_removed_in_every_step_and_how_well_the_model_does(bert: Any, tmp_path: Path) -> None:
+    batch = {"input_ids": IDS}
+    heads = mhaprune.wrap(bert, mhaprune.losses.drift, score=[batch], report=[batch])
+    table = heads.evaluate([heads.grid.heads[0]])
+    again = mhaprune.wrap(heads.prune(mask=[heads.grid.heads[0]], refit=True), mhaprune.losses.drift, score=[batch])
+    small = again.prune(mask=[again.grid.heads[0], again.grid.heads[-1]])
+    for _ in range(2):
+        mhaprune.save(small, tmp_path / "small", table=table)
+    card = (tmp_path / "small/README.md").read_text()
+    first, second = (line for line in card.splitlines() if line.startswith("- "))
+    assert first == "- 1 of 8 heads: attention.self.0: 0, then refitted"
+    assert second == "- 2 of 7 heads: attention.self.0: 1, attention.self.1: 3"
+    assert card.count(f"| {' | '.join(table)} |") == 1
+    (tmp_path / "small/README.md").write_text("mine")
+    mhaprune.save(small, tmp_path / "small")
+    assert (tmp_path / "small/README.md").read_text() == "mine"
+    mhaprune.load(tmp_path / "small")

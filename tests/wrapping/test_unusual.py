@@ -87,8 +87,7 @@ def test_heads_that_always_say_the_same_have_an_inverse() -> None:
         output_weights=lambda: {"block": torch.zeros(HEADS, 4, WIDTH)},
     )
     examples: Any = SimpleNamespace(batches=lambda size: [None])
-    [(_, (inverse, penalty))] = inverse_covariances(subject, examples, ridge=1e-3)
-    assert penalty > 0
+    [(_, (inverse, _))] = inverse_covariances(subject, examples, ridge=1e-3)
     assert inverse.isfinite().all()
 
 
