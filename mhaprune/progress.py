@@ -153,9 +153,9 @@ def _counted(steps: Sequence[Step]) -> int:
 
 def seconds_left(steps: Sequence[Step]) -> float | None:
     """Return the seconds until the outermost step that counts its items ends, by the share that is finished and the
-    time that it took. Return None if nothing that is counted is finished."""
+    time that it took. Return None before a tenth of it is finished: the first items are seldom like the others."""
     share = _share(steps)
-    return steps[_counted(steps)].seconds * (1 - share) / share if share else None
+    return steps[_counted(steps)].seconds * (1 - share) / share if share >= 0.1 else None
 
 
 def _share(steps: Sequence[Step]) -> float:

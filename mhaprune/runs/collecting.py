@@ -115,18 +115,19 @@ def write_index_of_all(root: Path) -> None:
     newest = ended[:MOST_LISTED]
     runs = [_dated(read_run(path.parent)) for path in newest]
     title = "All runs" if len(ended) == len(newest) else f"The newest {len(newest)} of {len(ended)} runs"
-    write_bytes(root / "index.html", index_of(title, runs, ["started", "experiment", "settings"], {}, root).encode())
+    write_bytes(root / "index.html", index_of(title, runs, ["started", "settings", "folder"], {}, root).encode())
 
 
 def _dated(run: FoundRun) -> FoundRun:
-    """Return the run named by its folder, with the settings that its row in the index of all runs shows."""
+    """Return the run named by its experiment and task, with what its row in the index of all runs shows."""
     started = str(run.status.get("started", ""))
     typed = [text for text in run.status.get("overrides", ()) if not text.startswith("experiment=")]
     place = Path(run.place).parts  # a name that is not UTF-8 cannot be written into a page
     with suppress(ValueError, OverflowError):
         started = f"{datetime.fromisoformat(started).astimezone():%Y-%m-%d %H:%M}"
-    row = {"started": started, "experiment": place[-3], "settings": elided(" ".join(typed), 60)}
-    return replace(run, label="/".join(place[-2:]), settings=row)
+    row = {"started": started, "settings": elided(" ".join(typed), 60), "folder": "/".join(place[-2:])}
+    task = run.status.get("identity", {}).get("task")
+    return replace(run, label=f"{place[-3]} on {task}" if task else place[-3], settings=row)
 
 
 def named(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:

@@ -69,7 +69,7 @@ def test_the_last_folder_has_a_link_and_all_runs_an_index(tmp_path: Path, monkey
     assert "The newest 2 of 3 runs" in page
     assert [f"sentence {i}." in page for i in range(3)] == [False, True, True]
     assert page.index("<td>2026-01-02/02-00</td>") < page.index("<td>2026-01-02/01-00</td>"), "the newest first"
-    assert re.search(r"<td>speed</td>\s*<td>seed=2</td>", page)
+    assert re.search(r"<td>speed</td>\s*<td class=.said.>.*sentence 2\..*<td>seed=2</td>", page, re.DOTALL)
     (tmp_path / "latest").unlink()
     (tmp_path / "latest").mkdir()  # the user's own: it stays
     link_latest(places[0])

@@ -87,7 +87,7 @@ def areas(tables: Tables) -> Plot:
     best = (scores if len(scores) else table)["scorer"].iloc[-1]
     complete = int((scores["recall"] == 1).sum())
     figure.suptitle(
-        f"{complete} of {len(scores)} scores find all {count} {unit_name(tables)} that matter"
+        f"{complete} of {len(scores)} scores rank first what matters: {count} of {len(tables['known'])}"
         if complete
         else f"{best} ranks the {unit_name(tables)} that matter best"
     )
