@@ -1,4 +1,5 @@
-"""The gallery: `python docs/gallery.py` makes every picture anew, `python docs/gallery.py heads speed` only these.
+"""The gallery: `python docs/gallery.py` makes every picture anew, `python docs/gallery.py heads speed` only these and
+others of the same commands.
 
 A picture is one figure of one command, which runs as `mhaprune.run`. The picture goes to docs/pictures/. Its caption
 and the first sentence of the run go into docs/pictures/gallery.json. The page is made from that file. The report of
@@ -47,9 +48,7 @@ WORTH = (
     " 'recovery=[refit,fine_tune,from_scratch,from_scratch_distil]'"
     " recovery.from_scratch.draws=1 recovery.from_scratch_distil.draws=1 'experiment.budgets=[12,18,20,21,22]'"
 )
-COMPARE = (
-    "experiment=compare 'scorer=[gate,gate_output,ablation,taylor,fisher,entropy,random]' 'schedule=[one_shot,greedy]'"
-)
+COMPARE = "experiment=compare 'scorer=[gate,gate_output,ablation,taylor,fisher,random]' 'schedule=[one_shot,greedy]'"
 MINILM = (
     "experiment=ablate model=minilm model.score=64 model.choose=64 model.report=64"
     " 'scorer=[ablation,gate_output,random]' experiment.tolerance=0.05 'experiment.budgets=[0.125,0.25,0.375,0.5,0.75]'"
@@ -115,12 +114,14 @@ def line(picture: Picture) -> str:
 
 
 def renew(names: Sequence[str] = ()) -> None:
-    """Run the commands of these pictures, or of all, each command once, and keep what they show and say."""
+    """Run the commands of these pictures, or of all, each command once, and keep what all pictures of it show and
+    say."""
     import mhaprune
 
     if wrong := set(names) - {picture.name for picture in LIST}:
         raise SystemExit(f"error: {wrong.pop()}: no such picture, there are {', '.join(each.name for each in LIST)}")
-    wanted = [picture for picture in LIST if not names or picture.name in names]
+    commands = {picture.command for picture in LIST if not names or picture.name in names}
+    wanted = [picture for picture in LIST if picture.command in commands]
     for command, pictures in groupby(sorted(wanted, key=lambda each: each.command), key=lambda each: each.command):
         print(f"python scripts/run.py {command}", file=sys.stderr)
         found = mhaprune.run(*shlex.split(command))

@@ -238,6 +238,13 @@ def test_the_pictures_of_the_gallery_are_small_and_their_commands_parse() -> Non
     assert set(notes) <= set(names)
     for note in notes.values():
         assert (gallery.PICTURES / note["file"]).stat().st_size <= gallery.LARGEST_SVG
+    said = {(picture.command, notes[picture.name]["sentence"]) for picture in gallery.LIST}
+    assert len({command for command, _ in said}) == len(said), "all pictures of a command are of one run"
+    shares = re.findall(r"([\d.]+ %)", notes["heads"]["sentence"])
+    assert (
+        f"{shares[0]} of the answers stay right (the dense model, with all heads: {shares[1]})"
+        in (ROOT / "README.md").read_text()
+    )
     for command in {gallery.line(picture) for picture in gallery.LIST}:
         for job in overrides(command):
             built([each for each in job if not each.startswith("model.")])

@@ -8,10 +8,8 @@ from torch import Tensor
 from mhaprune.data import Examples
 from mhaprune.experiments.explain.patterns import PATTERNS, PLACES, View, named_after, observe
 from mhaprune.heads import BlockId, HeadGrid, Site
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.subject import AttentionMap
 from mhaprune.tasks.reverse import Reverse
-from mhaprune_literature.attention import Entropy
 
 TASK = Reverse(num_symbols=6, max_length=6, min_length=3, train=40, valid=8, score=8, choose=8, report=30)
 
@@ -152,12 +150,6 @@ def test_hardly_uneven_is_everywhere_and_a_little_uneven_is_not(share: float, ev
     looks = observe(Leaning(), TASK.splits().report).looks.set_index(["site", "head"])  # type: ignore[arg-type]
     look = looks.loc[("encoder_self", list(PATTERNS[Site.ENCODER_SELF]).index("first"))]
     assert (look["name"] == "everywhere") == everywhere
-
-
-def test_entropy_is_that_of_the_scorer(model: Seq2Seq, batch: Examples) -> None:
-    looks = observe(model, batch).looks
-    torch.testing.assert_close(torch.tensor(looks["entropy"]), -Entropy()(model, batch, 0).values[0])
-    assert list(looks["site"]) == [head.site for head in model.grid]
 
 
 def named(**columns: list[float]) -> str | None:
