@@ -80,7 +80,6 @@ LIST = (
         "attention-0-cross",
         'experiment=explain task=inflection example="w a l k verb3"',
     ),
-    Picture("alignment", "Do the heads that align matter?", "alignment", "experiment=explain task=pronounce"),
     Picture("patterns", "Where every head looks", "patterns", REVERSE),
     Picture("recovery", "What a refit and training bring back", "recovery", PRUNE),
     Picture("worth", "Pruned, or small from the start", "worth", WORTH),

@@ -6,7 +6,6 @@ from math import nan
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, the_one, with_proofs
 from mhaprune.experiments.shift import group_sentence, groups_of, shift_quality, shift_sentences, shift_table
@@ -136,7 +135,7 @@ def accuracy_curves(tables: Tables) -> Plot:
     """Draw the quality against the number of removed heads: a line per scorer, and a band for a random control."""
     pruning, quality = tables["pruning"], quality_name(tables)
     names = candidates(pruning)
-    figure = Figure(figsize=(7, 4.6))
+    figure = plots.new_figure(figsize=(7, 4.6))
     axes = figure.add_subplot()
     for i, name in enumerate(names):
         curve = pruning[pruning["scorer"] == name]
@@ -183,7 +182,7 @@ def latency_curves(tables: Tables) -> Plot | None:
         return None
     best = most_removed(tables["summary"])
     first = best["scorer"] if best["scorer"] in set(pruning["scorer"]) else pruning["scorer"].iloc[0]
-    figure = Figure(figsize=(7, 4.2))
+    figure = plots.new_figure(figsize=(7, 4.2))
     axes = figure.add_subplot()
     floor = tables["latency"].set_index("scorer").loc[DENSE_AGAIN, ["speedup_q1", "speedup_q3"]]
     axes.axhline(1, color="black", linewidth=0.8)

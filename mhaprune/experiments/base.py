@@ -184,9 +184,16 @@ def with_proofs(
     return Findings(tables, {"max_difference_masked_removed": worst, **checks}, files or {})
 
 
+def functions_of(kind: type[Experiment]) -> Figures:
+    """Return the functions that draw the map of the heads, and then all other figures."""
+
+    def of_map(tables: Tables) -> Plot | None:
+        verdict = kind.head_map(tables)
+        return None if verdict is None or not len(verdict.heads) else heads_that_matter(verdict)
+
+    return (of_map, *kind.figures)
+
+
 def figures_of(kind: type[Experiment], tables: Tables) -> Iterator[Plot]:
     """Yield the map of the heads, then every figure whose tables the run has."""
-    verdict = kind.head_map(tables)
-    if verdict is not None and len(verdict.heads):
-        yield from draw((lambda tables: heads_that_matter(verdict),), tables)
-    yield from draw(kind.figures, tables)
+    yield from draw(functions_of(kind), tables)

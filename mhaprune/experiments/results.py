@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 
-from mhaprune.experiments.base import Experiment, Findings, figures_of
+from mhaprune.experiments.base import Experiment, Findings, figures_of, functions_of
 from mhaprune.inputs import Study
 from mhaprune.reporting.attention_view import view_of
 from mhaprune.reporting.head_map import SmallMap, in_small, thumbnail
 from mhaprune.reporting.page import NOTHING_ASKED, FirstScreen, fill, proof_sentences, render
-from mhaprune.reporting.plots import Plot
+from mhaprune.reporting.plots import Figures, Plot, draw, in_place_of, plots_of
 from mhaprune.reporting.sentences import if_poor
 
 
@@ -36,8 +37,19 @@ class Results:
     """A small map of the heads that stay and that can be removed; None for an experiment that does not decide this."""
     first: FirstScreen = NOTHING_ASKED
     """The question and the most important numbers."""
+    functions: Figures = ()  # that draw the figures from the tables
     trained_with: Mapping[str, Any] = field(default_factory=dict)
     """The threads, device and version of torch that trained the model; empty if they are not known."""
+
+    def plot(self, name: str, ax: Axes) -> None:
+        """Draw a figure again, in the place of axes of yours and in your style: `results.plot("accuracy", ax=ax)`."""
+        if name not in self.figures:
+            raise ValueError(f"name={name}: is no figure, there are {', '.join(self.figures)}")
+        for figure in self.functions:
+            names = [plot.name for plot in draw((figure,), self.found)]
+            if name in names:
+                with in_place_of(ax, names.index(name)):
+                    list(plots_of(figure(self.found)))
 
     def page(self, facts: Mapping[str, Any] | None = None) -> str:
         """Return the report as one self-contained HTML page."""
@@ -75,6 +87,7 @@ def present(
             name: pd.concat([pd.DataFrame(first, index=frame.index), frame], axis=1) for name, frame in others.items()
         },
         figures={plot.name: plot for plot in figures_of(type(experiment), tables)},
+        functions=functions_of(type(experiment)),
         sentences=[*experiment.say(tables), *if_poor(tables)],
         checks=findings.checks,
         files=findings.files,

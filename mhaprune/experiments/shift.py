@@ -5,7 +5,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from mhaprune.data import Data, Splits
@@ -133,7 +132,7 @@ def shift_quality(tables: Tables) -> Plot | None:
     """Draw the quality on each kind of examples: a line per kind, a mark per model."""
     table = _smallest(tables["shift"])
     kinds, models = list(table["examples_of"].unique()), ["scorer", "recovery", "heads_removed"]
-    figure = Figure(figsize=(7, 1.4 + 0.55 * len(kinds)))
+    figure = plots.new_figure(figsize=(7, 1.4 + 0.55 * len(kinds)))
     axes = figure.add_subplot()
     groups = [rows for _, rows in table.groupby(models, sort=False)]
     for i, rows in enumerate(groups):

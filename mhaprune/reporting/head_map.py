@@ -10,12 +10,11 @@ import pandas as pd
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
-from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from mhaprune.heads import block_label
 from mhaprune.reporting.heat_map import MATTERS, write_inside
-from mhaprune.reporting.plots import COLOURS, Plot, amount
+from mhaprune.reporting.plots import COLOURS, Plot, amount, new_figure
 from mhaprune.tables import BLOCK, REFERENCE, blocks_in, named
 
 REMOVED = "removed"
@@ -122,7 +121,7 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     width = max(1.8 + (0.15 + SMALL_LETTER * longest) * columns, min(LETTER * len(title), LONGEST))
     words = textwrap.fill(title.replace(" %", "\u00a0%"), int(width / LETTER))
     height = 1.15 + 0.2 * words.count("\n") + min(0.55 * len(rows), max(TALLEST, 0.26 * len(rows)))
-    figure = Figure(figsize=(width, height))
+    figure = new_figure(figsize=(width, height))
     axes = figure.add_subplot()
     highest = heads["score"].max() if len(heads) else 0
     shade = PowerNorm(0.5, 0, highest if highest > 0 else 1.0)

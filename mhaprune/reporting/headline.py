@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, room_for
+from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, new_figure, room_for
 from mhaprune.reporting.sentences import share
 from mhaprune.reporting.settings import ALL_RUNS, Setting
 from mhaprune.statistics.intervals import LEAST_RUNS, prediction_interval, student_interval
@@ -96,7 +95,7 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
         return None
     whats = list(numbers["what"].unique())
     width = max(3.1, 0.3 * len(across.values) * len(colours.values) ** 0.5)
-    figure = Figure(figsize=(0.6 + width * len(whats), 1.1 + 2.6 * len(rows)))
+    figure = new_figure(figsize=(0.6 + width * len(whats), 1.1 + 2.6 * len(rows)))
     grid = figure.subplots(len(rows), len(whats), squeeze=False, sharey="col")
     for i, (key, row) in enumerate(rows):
         for axes, what in zip(grid[i], whats, strict=True):

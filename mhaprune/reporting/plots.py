@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from typing import Any
@@ -175,6 +177,31 @@ def draw(figures: Figures, tables: Tables) -> Iterator[Plot]:
         yield from plots
 
 
+_PLACES: ContextVar[Iterator[Any]] = ContextVar("places")
+"""Where the next figures are drawn, one after the other; None for a figure of its own."""
+
+
+def new_figure(**size: Any) -> Any:
+    """Return a new figure, or the place that `in_place_of` has for it."""
+    return next(_PLACES.get(iter(())), None) or Figure(**size)
+
+
+@contextmanager
+def in_place_of(axes: Axes, number: int) -> Iterator[None]:
+    """While this lasts, draw the figure of this number, counted from 0, in the place of axes, which are removed."""
+    figure, place = axes.figure, axes.get_subplotspec()
+    if place is None:
+        raise ValueError("ax: is in no grid; make it by plt.subplots or add_subplot")
+    if isinstance(figure, Figure) and figure.get_layout_engine() is None:
+        figure.set_layout_engine("constrained")  # else a legend would lie on the panels
+    axes.remove()
+    token = _PLACES.set(iter([None] * number + [figure.add_subfigure(place)]))
+    try:
+        yield
+    finally:
+        _PLACES.reset(token)
+
+
 def lay_out(figure: Figure) -> None:
     """Compute the layout once, so that nothing moves afterwards.
 
@@ -240,7 +267,7 @@ def panelled(
     panel, and `room` is the free width and height around all panels."""
     columns = columns_of(count, most)
     rows = -(-count // columns)
-    figure = Figure(figsize=(room[0] + cell[0] * columns, room[1] + cell[1] * rows))
+    figure = new_figure(figsize=(room[0] + cell[0] * columns, room[1] + cell[1] * rows))
     return figure, panels(figure, count, columns, *labels, **options)
 
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mhaprune.heads import HeadId, block_label
-from mhaprune.reporting.plots import COLOURS, Plot, legend_above, needs, panels, plain_ticks
+from mhaprune.reporting.plots import COLOURS, Plot, legend_above, needs, new_figure, panels, plain_ticks
 from mhaprune.reporting.sentences import share
 from mhaprune.tables import GATE, VALID_QUALITY, Tables
 
@@ -25,7 +24,7 @@ def training_curve(tables: Tables) -> Plot:
     gates = {HeadId.parse(name.removeprefix(GATE)): name for name in training if name.startswith(GATE)}
     blocks = list(dict.fromkeys((head.site, head.layer) for head in gates))
     height = 0.3 + 2 * -(-len(blocks) // 3)
-    figure = Figure(figsize=(8.4, 3.2 + height * bool(blocks)))
+    figure = new_figure(figsize=(8.4, 3.2 + height * bool(blocks)))
     parts: Any = figure.subfigures(2, 1, height_ratios=[2.9, height]) if blocks else [figure]
     loss, quality = parts[0].subplots(1, 2)
     _draw_progress(loss, training, {"loss": "training loss", "valid_loss": "held-out loss"})

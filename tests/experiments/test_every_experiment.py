@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from mhaprune.experiments.base import Experiment, figures_of
+from mhaprune.experiments.base import Experiment, figures_of, functions_of
+from mhaprune.experiments.results import Results
 from mhaprune.experiments.train import Train
 from mhaprune.reporting.head_map import heads_that_matter, in_small
 from mhaprune.reporting.headline import against_settings
@@ -90,6 +93,15 @@ def test_the_report_has_every_figure_in_both_forms(done: Done, shared: Path, tmp
     assert files == {f"{name}.{form}" for name in names for form in ("png", "svg")}
     page = (folder.path / "report.html").read_text()
     assert page.count("<img ") == page.count(' alt="') == len(names)
+
+
+@pytest.mark.figures
+def test_every_figure_is_drawn_in_the_place_of_axes(done: Done) -> None:
+    plots = {plot.name: plot for plot in figures_of(done.kind, done.tables)}
+    results, whole = Results("", {}, plots, [], {}, {}, done.tables, functions=functions_of(done.kind)), Figure()
+    for (name, plot), axes in zip(plots.items(), list(whole.subplots(1, 1 + len(plots)))[1:], strict=True):
+        results.plot(name, axes)
+        assert len(whole.subfigs[-1].findobj(Axes)) == len(plot.figure.findobj(Axes))
 
 
 def test_two_runs_are_compared(done: Done) -> None:

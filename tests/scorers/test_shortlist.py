@@ -8,7 +8,6 @@ import torch
 from mhaprune import losses, wrap
 from mhaprune.front.heads import Heads
 from mhaprune.measure.outcomes import all_open, gate_gradients, token_gradients
-from mhaprune.scorers import shortlist
 from mhaprune.scorers.attribution_patching import AttributionPatching
 from mhaprune.scorers.replacing import corrupted
 from mhaprune.scorers.shortlist import Shortlist
@@ -24,7 +23,7 @@ def heads() -> Heads:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortlist, "AT_ONCE", 3)
+    monkeypatch.setattr("mhaprune.scorers.shortlist.AT_ONCE", 3)
 
 
 @pytest.mark.parametrize(("replace", "exact"), [("corrupt", "patching"), ("zero", "ablation")])

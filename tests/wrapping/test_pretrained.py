@@ -48,7 +48,6 @@ def test_ablation_equals_that_of_captum(monkeypatch: pytest.MonkeyPatch) -> None
     tokenizer, model = AutoTokenizer.from_pretrained(get_model_path()), AutoModel.from_pretrained(get_model_path())
     texts = ["A gate is a number.", "Heads that go are cut out of the weights.", "Nothing is downloaded.", "It rains."]
     batch = dict(tokenizer(texts, padding=True, return_tensors="pt"))
-    # An answer moved a little, or the loss of the whole model would be at its minimum.
     heads = mhaprune.wrap(model, losses.drift, score=[batch])
     scores = torch.tensor(heads.score("ablation")["score"].to_numpy())
     data = heads.splits["score"]

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from mhaprune.reporting import plots
 from mhaprune.reporting.headline import Number
@@ -129,7 +128,7 @@ def regret_map(tables: Tables) -> Plot | None:
     hopeless = [n for n in regrets if best.get(n, np.inf) < dense_quality / 2]
     regrets[hopeless] = np.nan
     rows, width = len(regrets), max(0.48 * regrets.shape[1], 2.4)
-    figure = Figure(figsize=(1.8 + width + 3.4, 1.5 + 0.31 * rows))
+    figure = plots.new_figure(figsize=(1.8 + width + 3.4, 1.5 + 0.31 * rows))
     map_axes, mean_axes = figure.subplots(1, 2, width_ratios=[width, 2.4])
     values, control = regrets.to_numpy(float), (methods["family"] == UNINFORMED).to_numpy()
     worst = np.nanmax(values[~control], initial=1.0)  # a control would use up the contrast

@@ -13,7 +13,7 @@ import pandas as pd
 from mhaprune.experiments.base import Experiment, Findings, Setup, with_proofs
 from mhaprune.experiments.examples import check_examples, close_each, sequence_tables, text_tables
 from mhaprune.experiments.explain import explain_report as report
-from mhaprune.experiments.explain.alignment import alignment_scores, alignment_table, without_duplicates
+from mhaprune.experiments.explain.alignment import alignment_table, without_duplicates
 from mhaprune.experiments.explain.patterns import observe
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.inputs import Study
@@ -55,7 +55,7 @@ class Explain(Experiment):
     question = "What does every head look at, and what breaks without it?"
     then = "`experiment=ablate` removes heads."
     figures = (
-        *(report.head_profiles, alignment_scores, report.attention_maps),
+        *(report.head_profiles, report.attention_maps),
         *(appendix(agreement), appendix(training_curve)),
     )
     say = staticmethod(report.say)

@@ -14,7 +14,7 @@ from mhaprune.heads import SITES, HeadId
 from mhaprune.reporting.head_map import REMOVED, Verdict
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.heat_map import MATTERS, MISSING, frame, heat_map
-from mhaprune.reporting.plots import SIGNS, Plot, amount, needs, number, wrapped
+from mhaprune.reporting.plots import SIGNS, Plot, amount, needs, new_figure, number, wrapped
 from mhaprune.reporting.sentences import right, share
 from mhaprune.statistics.intervals import prunable, skewed_ends
 from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, Tables, loss_suffix
@@ -163,7 +163,7 @@ def attention_maps(tables: Tables) -> Iterator[Plot]:
             wrong = isinstance(shown["right_answer"], str) and shown["answer"] != shown["right_answer"]
             verdict = f" (wrong: it is {shown['right_answer']})" if wrong else ""
         figure = _draw_maps(maps, looks, str(site), scale)
-        figure.suptitle(wrapped(f"{where}: {said}", figure.get_figwidth()), fontsize=11)
+        figure.suptitle(wrapped(f"{where}: {said}", figure.bbox.width / figure.dpi), fontsize=11)
         beyond = f" (darkest: {scale['vmax']:g} or more)" if maps["weight"].max() > scale["vmax"] else ""
         caption = (
             f"Where every head of {where} looks in {said}{verdict}. The darker a cell, the larger the attention weight,"
@@ -192,7 +192,7 @@ def _draw_maps(attention: pd.DataFrame, looks: pd.DataFrame, site: str, scale: d
     counts = attention["query"].nunique(), attention["key"].nunique()
     height, width = (count * min(CELL, PANEL / counts[1]) for count in counts)
     height, width = max(height, 0.6), max(width, 1.85)
-    figure = Figure(figsize=(1.6 + columns * (width + 0.15), 0.9 + len(lines) * (height + 0.62)))
+    figure = new_figure(figsize=(1.6 + columns * (width + 0.15), 0.9 + len(lines) * (height + 0.62)))
     grid: Any = figure.subplots(len(lines), columns, squeeze=False)
     for i, rows in enumerate(lines):
         for axes in grid[i, len(rows) :]:
@@ -279,7 +279,7 @@ def head_profiles(tables: Tables) -> Plot | None:
     most = max(shares.shape[1] for _, shares in panels.values())
     cell, top = min(0.95, 5.6 / most), max(0.3, *(shares.max().max() for _, shares in panels.values()))
     heights = [0.9 + 0.235 * len(heads) for heads, _ in panels.values()]
-    figure = Figure(figsize=(1.5 + cell * most + 2.9, 0.5 + sum(heights)))
+    figure = new_figure(figsize=(1.5 + cell * most + 2.9, 0.5 + sum(heights)))
     grid: Any = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)
     for axes, (site, (heads, shares)) in zip(grid[:, 0], panels.items(), strict=True):
         values = shares.to_numpy(float)
@@ -301,7 +301,7 @@ def head_profiles(tables: Tables) -> Plot | None:
     names = remaining.loc[remaining["pattern"].fillna("") != "", "name"].value_counts()
     if len(names) and names.iloc[0] > len(remaining) / 2:  # most do the same, and that is the news
         title = f"{names.iloc[0]} of {len(remaining)} heads look mostly at the {names.index[0]}"
-    figure.suptitle(wrapped(title, 0.9 * figure.get_figwidth()))
+    figure.suptitle(wrapped(title, 0.9 * figure.bbox.width / figure.dpi))
     left_out = [SITES.get(site, site) for site in looks["site"].unique() if site not in panels]
     caption = (
         "Where heads look more than by chance: +19 means that a head pays 19 percentage points more of its attention to"

@@ -5,7 +5,6 @@ from math import nan
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from mhaprune.experiments.shift import group_sentence, shift_sentences
 from mhaprune.experiments.tolerance import (
@@ -172,7 +171,7 @@ def worth(tables: Tables) -> Plot | None:
     chosen = f"choose_{QUALITY}"
     if table.empty:
         return None
-    figure = Figure(figsize=(7, 4.4))
+    figure = plots.new_figure(figsize=(7, 4.4))
     axes = figure.add_subplot()
     dense, fewest, reached = tables["smallest"].iloc[0]["dense_quality"], table["heads_kept"].min(), list[str]()
     axes.plot([1], [dense], "*", color="black", markersize=13, label="the whole model")

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from mhaprune.reporting import plots
 from mhaprune.reporting.headline import Number
@@ -68,7 +67,7 @@ def headline(tables: Tables) -> list[Number]:
 def areas(tables: Tables) -> Plot:
     """Draw the area under ROC and the recall of each score, with intervals."""
     table = tables["truth"][::-1].reset_index(drop=True)
-    figure = Figure(figsize=(8.2, 1.3 + 0.3 * len(table)))
+    figure = plots.new_figure(figsize=(8.2, 1.3 + 0.3 * len(table)))
     panels = figure.subplots(1, 2, sharey=True)
     count = int(table["heads_known"].iloc[0])
     names = {"auroc": "area under ROC", "recall": f"found among the first {count}"}
@@ -109,7 +108,7 @@ def ranks(tables: Tables) -> Plot:
     order = [name for name in tables["truth"]["scorer"] if name in set(heads["scorer"])][::-1]
     shown = known.loc[known["role"].fillna("") != "", ["role", "known"]].drop_duplicates("role")
     roles = list(shown.sort_values("known", ascending=False, kind="stable")["role"])
-    figure = Figure(figsize=(8.2, 1.5 + 0.3 * len(order)))
+    figure = plots.new_figure(figsize=(8.2, 1.5 + 0.3 * len(order)))
     axes = figure.subplots()
     for i, role in enumerate(roles):
         mine = heads[heads["role"] == role]
@@ -133,7 +132,7 @@ def over_runs(tables: Tables) -> Plot:
     table = tables["truth"].assign(**{SETTING: tables["truth"][SETTING].fillna("").replace("", "all runs")})
     means = table.groupby("scorer")["auroc"].mean().sort_values()
     settings, names = list(table[SETTING].unique()), list(means.index)
-    figure = Figure(figsize=(7.0, 1.5 + 0.3 * len(names)))
+    figure = plots.new_figure(figsize=(7.0, 1.5 + 0.3 * len(names)))
     axes = figure.subplots()
     for i, setting in enumerate(settings):
         runs = table[table[SETTING] == setting].groupby("scorer")["auroc"]

@@ -8,10 +8,9 @@ import pytest
 import torch
 from scipy import stats
 
-from mhaprune.data import PAD, SPECIAL, Examples, Splits
+from mhaprune.data import SPECIAL, Examples, Splits
 from mhaprune.experiments.explain.alignment import (
     OFFSETS,
-    alignment_scores,
     alignment_sentences,
     alignment_table,
     without_duplicates,
@@ -21,13 +20,11 @@ from mhaprune.experiments.truth.truth import aligning
 from mhaprune.heads import BlockId, Site
 from mhaprune.inputs import Known
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.reporting.plots import draw
 from mhaprune.subject import AttentionMap
 from mhaprune.tables import HEAD
 from mhaprune.tasks.reverse import Reverse
 from mhaprune.tasks.running_sum import RunningSum
 from mhaprune.tasks.sort import Sort
-from support.figures import check_legible
 
 SIZES = {"num_symbols": 5, "train": 40, "valid": 20, "score": 40, "choose": 20, "report": 20, "max_length": 6}
 REVERSE = Reverse(**SIZES)
@@ -104,20 +101,14 @@ def test_a_pattern_that_has_a_name_already_is_not_shown_twice(model: Seq2Seq, sp
     pd.testing.assert_frame_equal(without_duplicates(both).reset_index(drop=True), plain)
     moved = both.assign(mass=both["mass"].where(both["pattern"] != ALIGNED, both["mass"] / 2))
     assert ALIGNED in set(without_duplicates(moved)["pattern"]), "of other places"
-    assert (splits.score.source != PAD).any()
 
 
 def test_the_best_head_is_named_beside_its_controls(found: tuple[pd.DataFrame, Examples]) -> None:
     table, _ = found
     best = table.loc[table["accuracy"].idxmax()]
-    first, second = alignment_sentences({"alignment": table})
+    (first,) = alignment_sentences({"alignment": table})
     assert first.startswith(f"cross.{best['layer']}.{best['head']} aligns best: for {100 * best['accuracy']:.1f} % of")
     assert f"{100 * best['offset_accuracy']:.1f} % for a head" in first
-    assert f"{best['spearman']:.2f}".replace("-", "−") in second
-    (plot,) = draw((alignment_scores,), {"alignment": table})
-    check_legible(plot)
-    (alone,) = alignment_sentences({"alignment": table[:1].assign(spearman=float("nan"))})
-    assert "aligns best" in alone, "and one head has no order"
     assert list(alignment_sentences({})) == []
 
 
