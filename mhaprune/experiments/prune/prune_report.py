@@ -163,10 +163,10 @@ def recovery_curves(tables: Tables) -> Plot:
 
 @needs("recovery", "latency", "smallest")
 def worth(tables: Tables) -> Plot | None:
-    """Draw exact match against the time of an answer: a line per recovery or control, a mark per number of heads."""
+    """Draw exact match against the speed: a line per recovery or control, a mark per number of heads."""
     times = tables["latency"].dropna(subset="speedup").drop_duplicates("removed").set_index("removed")
     table = tables["recovery"].query("heads_removed > 0")
-    table = table.assign(time=1 / times["speedup"].reindex(table["removed"]).to_numpy()).dropna(subset="time")
+    table = table.assign(speedup=times["speedup"].reindex(table["removed"]).to_numpy()).dropna(subset="speedup")
     # The best way to choose heads for each number of heads, so that a line is what each recovery can do.
     chosen = f"choose_{QUALITY}"
     if table.empty:
@@ -177,24 +177,24 @@ def worth(tables: Tables) -> Plot | None:
     axes.plot([1], [dense], "*", color="black", markersize=13, label="the whole model")
     for i, (name, rows) in enumerate(table.groupby("recovery", sort=False)):
         if rows["control"].any():
-            best = rows.groupby("heads_kept")[["time", QUALITY]].mean()
+            best = rows.groupby("heads_kept")[["speedup", QUALITY]].mean()
         else:
             best = rows.loc[rows.groupby("heads_kept")[chosen].idxmax()].set_index("heads_kept")
-        best = best.sort_values("time")
+        best = best.sort_values("speedup")
         steps, seconds = rows["steps"].median(), rows["seconds"].median()
         cost = f" ({int(steps)} steps, {amount(seconds, 1)} s)" if name != NOTHING else ""
         label = "pruned" if name == NOTHING else str(name)
         if fewest in best.index:
             reached.append(f"{label} {share(best.loc[fewest, QUALITY])}")
         look = {**plots.line_style(i), "markersize": 5, "label": f"{label}{cost}"}
-        axes.plot(best["time"], best[QUALITY], **look)
-    axes.set(xlabel=f"time of {timed_name(tables)}, as a share of the whole model's", ylabel=quality_name(tables))
+        axes.plot(best["speedup"], best[QUALITY], **look)
+    axes.set(xlabel=f"times as fast ({timed_name(tables)})", ylabel=quality_name(tables))
     if table[QUALITY].between(0, 1).all():
         axes.set_ylim(-0.03, 1.03)
     plots.legend_above(figure, axes, f"With {int(fewest)} heads left: {', '.join(reached)}")
     caption = (
-        f"{quality_name(tables).capitalize()} on the report split against the time of an answer; higher and further"
-        " left is better. A mark is a number of heads, chosen by the way that is best on the choose split; of a"
+        f"{quality_name(tables).capitalize()} on the report split against the speed; higher and further right is"
+        " better. A mark is a number of heads, chosen by the way that is best on the choose split; of a"
         " control, it is the mean over its draws. In brackets the steps of training after the removal, or of all"
         " training of a control, and its seconds when it was trained, which were not measured in turn."
     )

@@ -89,7 +89,7 @@ def test_what_is_said(tables: Tables, snapshot: Any) -> None:
     assert list(Prune.say({**tables, "latency": latency.assign(speedup_q3=1.39)})) == found["with a control"]
 
 
-def test_quality_is_drawn_against_time_with_the_best_choice_of_each_size(tables: Tables) -> None:
+def test_quality_is_drawn_against_speed_with_the_best_choice_of_each_size(tables: Tables) -> None:
     recovery = tables["recovery"].assign(seconds=2.0)
     # The greedy choice of four heads is worse on the choose split. That it is better on the report split is not read.
     greedy = (recovery["schedule"] == "greedy") & (recovery["heads_kept"] == 4) & ~recovery["control"]
@@ -102,6 +102,6 @@ def test_quality_is_drawn_against_time_with_the_best_choice_of_each_size(tables:
     check_legible(plot)
     curves = {line.get_label(): line.get_xydata().tolist() for line in plot.figure.axes[0].lines}
     assert curves["the whole model"] == [[1, 1.0]]
-    assert curves["pruned"] == [[0.25, 0.1], [0.5, 0.9]]
-    assert curves["tune (30 steps, 2.0 s)"] == [[0.25, 0.5], [0.5, 0.99]]
-    assert curves["scratch (30 steps, 2.0 s)"] == [[0.25, pytest.approx(0.4)], [0.5, pytest.approx(0.85)]]
+    assert curves["pruned"] == [[2, 0.9], [4, 0.1]]
+    assert curves["tune (30 steps, 2.0 s)"] == [[2, 0.99], [4, 0.5]]
+    assert curves["scratch (30 steps, 2.0 s)"] == [[2, pytest.approx(0.85)], [4, pytest.approx(0.4)]]
