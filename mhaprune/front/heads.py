@@ -305,12 +305,7 @@ class Heads(ModelWithData):
         smaller = self.subject.without(mask, shared=not copy)
         for recovery in recoveries:
             smaller, _ = recovery(self._study, smaller, 0, None, lambda state: None)
-        tell(
-            self.subject,
-            smaller,
-            mask,
-            [word for word, is_so in (("refitted", refit), ("trained", fine_tune)) if is_so],
-        )
+        tell(self.subject, smaller, mask, ["refitted"] * refit + ["trained"] * (fine_tune != 0))
         return smaller
 
     @checked

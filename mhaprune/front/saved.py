@@ -83,8 +83,8 @@ def load(
 def save(model: nn.Module, path: str | Path, tokenizer: Any = None, table: pd.DataFrame | None = None) -> None:
     """Write a pruned model into a folder that `load` reads, and its tokenizer or processor, if you give it.
 
-    The README of the folder is a model card: it says what was removed, and how to read the folder. It shows `table`,
-    for example that of `Heads.evaluate`.
+    The README of the folder, unless it has another one, is a model card: it says what was removed, and how to read the
+    folder. It shows `table`, for example that of `Heads.evaluate`.
 
     A model of transformers is also read without mhaprune: `AutoModelFor....from_pretrained(path,
     trust_remote_code=True)`. A SentenceTransformer is read by its own class, adapters of peft are merged. Of any other

@@ -190,10 +190,8 @@ def new_figure(**size: Any) -> Any:
 def in_place_of(axes: Axes, number: int) -> Iterator[None]:
     """While this lasts, draw the figure of this number, counted from 0, in the place of axes, which are removed."""
     figure, place = axes.figure, axes.get_subplotspec()
-    if place is None:
-        raise ValueError("ax: is in no grid; make it by plt.subplots or add_subplot")
-    if isinstance(figure, Figure) and figure.get_layout_engine() is None:
-        figure.set_layout_engine("constrained")  # else a legend would lie on the panels
+    if figure is None or place is None or figure.get_layout_engine() is None:  # else a legend would lie on the panels
+        raise ValueError("ax: must be in the grid of a figure such as plt.subplots(layout='constrained') makes")
     axes.remove()
     token = _PLACES.set(iter([None] * number + [figure.add_subfigure(place)]))
     try:

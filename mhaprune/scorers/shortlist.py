@@ -18,7 +18,7 @@ from mhaprune.scorers.replacing import corrupted, rises
 from mhaprune.settings.ranges import Ge, Within
 from mhaprune.subject import Subject
 
-AT_ONCE = 24
+AT_ONCE = 16
 """Number of heads that are measured before it is asked again how sure the top is."""
 POINTS = (0.5, 0.75)
 """How far all heads are open at the points, beside 1, at which derivatives are taken."""
@@ -66,7 +66,7 @@ class Shortlist(Scorer):
         half_EN, quarter_EN = gate_gradients(subject, examples, points, replacement=replacement)
         ways_WEN = -torch.stack([slopes_EN, (slopes_EN + half_EN) / 2, quarter_EN])
         values_EN, checked, sure = self.search(ways_WEN, sizes_EN, partial(rises, subject, examples, replacement))
-        passes = 1.0 + len(POINTS) + self.reads_pairs + len(checked) - (-len(checked) // max(AT_ONCE, self.top))
+        passes = 1.0 + len(POINTS) + self.reads_pairs + len(checked) + 1 + -(-(len(checked) - self.top) // AT_ONCE)
         exact_N = torch.zeros(len(subject.grid), dtype=torch.bool)
         exact_N[checked] = True
         scores = Scores.mean_over_examples(values_EN, passes, 1 + len(POINTS))
@@ -80,7 +80,7 @@ class Shortlist(Scorer):
         values_EN = ways_WEN.gather(0, largest_N.expand(1, ways_WEN.shape[1], -1))[0]
         guess_N, sizes_N = values_EN.mean(dim=0), sizes_EN.mean(dim=0)
         order, checked, sure = (guess_N + sizes_N).argsort(descending=True).tolist(), list[int](), 0.0
-        while some := order[len(checked) : self.checks][: max(AT_ONCE, self.top)]:
+        while some := order[len(checked) : self.checks][: AT_ONCE if checked else self.top]:
             values_EN[:, some] = measure(some)
             checked += some
             if (sure := self.sure(guess_N, sizes_N, values_EN.mean(dim=0), checked)) >= self.enough:

@@ -13,6 +13,7 @@ from torch import nn
 from mhaprune.heads import HeadMask
 from mhaprune.tables import by_block
 from mhaprune.wrapping.blocks import Unsupported, within
+from mhaprune.wrapping.model_card import LOST
 from mhaprune.wrapping.reshaping import finish
 from mhaprune.wrapping.transformers_folder import saves_with_code
 
@@ -93,11 +94,13 @@ class Cut:
 
 def tell(before: Any, smaller: Any, mask: HeadMask, then: Sequence[str]) -> None:
     """Leave in the model of a smaller subject, for its card, what it has lost; `then` says how it was recovered."""
-    text = f"{len(mask.removed)} of {len(mask.grid)} {before.counted}: {by_block(sorted(mask.removed, key=str))}"
+    gone = by_block(head for head in mask.grid if head in mask.removed)
+    text = f"{len(mask.removed)} of {len(mask.grid)} {before.counted}: {gone}"
     if before.window is not None:
         text += f" (they still see the first {before.window[0]} tokens and the last {before.window[1]})"
-    known = getattr(pretrained_in(before.module)[1] or before.module, "pruned", [])
-    (pretrained_in(smaller.module)[1] or smaller.module).pruned = [*known, ", then ".join([text, *then])]
+    lost = [*vars(before.module).get(LOST, []), *[", then ".join([text, *then])] * bool(mask.removed)]
+    for module in (smaller.module, pretrained_in(smaller.module)[1] or smaller.module):
+        vars(module)[LOST] = lost
 
 
 def _inside(path: str, name: str) -> str:

@@ -1,7 +1,7 @@
 """The README of a saved model: what was removed, how well the model does, how to read it, and how it was made."""
 
-import shlex
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ import pandas as pd
 from mhaprune.storage.store import write_bytes
 
 CARD, MARK = "README.md", "\nSaved by mhaprune. "
+LOST = "_lost_by_mhaprune"
+"""The attribute of a pruned model that lists what it has lost, in words."""
 TEXT = """---
 library_name: {library}
-tags: [pruned, mhaprune]
+tags: [mhaprune]
 ---
 
-# {name}, pruned
+# {name}
 {mark}{removed}
 
 ## How to read it
@@ -25,7 +27,7 @@ tags: [pruned, mhaprune]
 
 ## How it was made
 
-{command}, with {versions}. `checksums.json` has the SHA-256 of every other file.
+{command}, with {versions}.
 """
 
 
@@ -34,46 +36,39 @@ def write_card(model: Any, folder: Path, read: str) -> None:
     reads the folder."""
     if (folder / CARD).exists() and not wrote_card(folder):
         return
-    name, noted = type(model).__name__, getattr(model, "pruned", [])
-    removed = "The layers of this model have lost heads or neurons."
-    if noted:
-        removed = f"Removed from a `{name}` (site.layer: units, counted from 0 in the model before):"
+    name, lost = type(model).__name__, vars(model).get(LOST, [])
+    removed = f"Removed from a `{name}` (site.layer: units, counted from 0 in the model before):" if lost else ""
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "").name  # its arguments may be private
     text = TEXT.format(
         name=name,
         library="transformers" if "from_pretrained" in read else "pytorch",
         mark=MARK.lstrip("\n"),
-        removed="".join([removed, *(f"\n- {each}" for each in noted)]),
+        removed="".join([removed, *(f"\n- {each}" for each in lost)]),
         read=read,
-        command=f"`{_command()}`" if _command() else "In a notebook or an interactive session",
+        command=f"By `{script}`" if script else "By hand",
         versions=", ".join(filter(None, map(_version, ("mhaprune", "torch", "transformers")))),
     )
     write_bytes(folder / CARD, text.encode())
 
 
 def add_table(folder: Path, table: pd.DataFrame) -> None:
-    """Add to the card in a folder how well the model does."""
+    """Add to the card in a folder how well the model does, unless the README is somebody else's."""
+    table = table if isinstance(table.index, pd.RangeIndex) else table.reset_index()
     rows = [list(table), ["---"] * len(table.columns), *table.itertuples(index=False)]
-    lines = [" | ".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in row) for row in rows]
-    card = (folder / CARD).read_text() if (folder / CARD).exists() else ""
-    write_bytes(
-        folder / CARD, "\n".join([card, "## How well it does", "", *(f"| {row} |" for row in lines), ""]).encode()
-    )
+    cells = [[f"{x:.4g}" if isinstance(x, float) else " ".join(str(x).split()) for x in row] for row in rows]
+    lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in cells]
+    if wrote_card(folder):
+        text = "\n".join([(folder / CARD).read_text(), "## How well it does", "", *lines, ""])
+        write_bytes(folder / CARD, text.encode())
 
 
 def wrote_card(folder: Path) -> bool:
     """Return whether the README in a folder is one of `write_card`."""
     path = folder / CARD
-    return path.exists() and MARK in path.read_text(errors="replace")
-
-
-def _command() -> str:
-    """Return the command line of this process, without the folder of its script; empty where a person types code."""
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    return shlex.join(["python", Path(script).name, *sys.argv[1:]]) if script and not hasattr(sys, "ps1") else ""
+    return path.is_file() and MARK in path.read_text(errors="replace")
 
 
 def _version(package: str) -> str:
-    try:
+    with suppress(PackageNotFoundError):
         return f"{package} {version(package)}"
-    except PackageNotFoundError:
-        return ""
+    return ""

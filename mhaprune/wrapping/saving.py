@@ -56,7 +56,7 @@ ALLOWED: dict[str, Any] = {
 }
 """Allowed ranges of numbers in a config, by their keys."""
 CHECKSUMS = "checksums.json"
-"""The name of the file that holds a checksum of every other file."""
+"""The name of the file that holds a checksum of every other file but the model card, which people edit."""
 
 
 def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None, table: pd.DataFrame | None = None) -> None:

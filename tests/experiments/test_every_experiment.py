@@ -98,7 +98,8 @@ def test_the_report_has_every_figure_in_both_forms(done: Done, shared: Path, tmp
 @pytest.mark.figures
 def test_every_figure_is_drawn_in_the_place_of_axes(done: Done) -> None:
     plots = {plot.name: plot for plot in figures_of(done.kind, done.tables)}
-    results, whole = Results("", {}, plots, [], {}, {}, done.tables, functions=functions_of(done.kind)), Figure()
+    results = Results("", {}, plots, [], {}, {}, done.tables, functions=functions_of(done.kind))
+    whole = Figure(layout="constrained")
     for (name, plot), axes in zip(plots.items(), list(whole.subplots(1, 1 + len(plots)))[1:], strict=True):
         results.plot(name, axes)
         assert len(whole.subfigs[-1].findobj(Axes)) == len(plot.figure.findobj(Axes))

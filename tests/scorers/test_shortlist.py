@@ -21,11 +21,6 @@ def heads() -> Heads:
     return wrap(classifier(), losses.classification, score=clean, corrupt=corrupt)
 
 
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mhaprune.scorers.shortlist.AT_ONCE", 3)
-
-
 @pytest.mark.parametrize(("replace", "exact"), [("corrupt", "patching"), ("zero", "ablation")])
 def test_what_is_measured_is_exact_and_the_rest_is_the_larger_estimate(heads: Heads, replace: str, exact: str) -> None:
     truth = heads.score(exact)
@@ -42,7 +37,7 @@ def test_what_is_measured_is_exact_and_the_rest_is_the_larger_estimate(heads: He
         assert found.loc[mine, "stderr"].to_numpy() == pytest.approx(truth.loc[mine, "stderr"].to_numpy(), rel=1e-3)
         if replace == "corrupt":
             assert found.loc[~mine, "score"].to_numpy() == pytest.approx(np.max(ways, axis=0)[~mine], abs=1e-6)
-        parts = -(-checks // 3)
+        parts = 1 + (checks > 2)
         assert found["forward_passes"].iloc[0] == 3 + (replace == "corrupt") + parts + checks
         assert found["backward_passes"].iloc[0] == 3
     assert found["sure"].eq(1).all(), "all were measured"

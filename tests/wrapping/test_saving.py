@@ -268,7 +268,7 @@ def test_numbers_of_heads_that_are_not_saved_are_those_of_the_heads_that_are_lef
 
 
 def test_a_card_says_what_was_removed_in_every_step_and_how_well_the_model_does(bert: Any, tmp_path: Path) -> None:
-    batch = {"input_ids": IDS}
+    batch, bert.pruned = {"input_ids": IDS}, False  # an attribute of the user's
     heads = mhaprune.wrap(bert, mhaprune.losses.drift, score=[batch], report=[batch])
     table = heads.evaluate([heads.grid.heads[0]])
     again = mhaprune.wrap(heads.prune(mask=[heads.grid.heads[0]], refit=True), mhaprune.losses.drift, score=[batch])
@@ -281,6 +281,6 @@ def test_a_card_says_what_was_removed_in_every_step_and_how_well_the_model_does(
     assert second == "- 2 of 7 heads: attention.self.0: 1, attention.self.1: 3"
     assert card.count(f"| {' | '.join(table)} |") == 1
     (tmp_path / "small/README.md").write_text("mine")
-    mhaprune.save(small, tmp_path / "small")
+    mhaprune.save(small, tmp_path / "small", table=table)
     assert (tmp_path / "small/README.md").read_text() == "mine"
     mhaprune.load(tmp_path / "small")

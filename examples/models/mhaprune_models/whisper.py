@@ -185,7 +185,9 @@ def spoken(text: str) -> tuple[np.ndarray, list[tuple[float, float]]]:
 
     function, written = Heard(hear), text.encode()
     library.espeak_SetSynthCallback(function)
-    library.espeak_Synth(written, len(written) + 1, 0, IN_CHARACTERS, 0, UTF8, None, None)
+    failed = library.espeak_Synth(written, len(written) + 1, 0, IN_CHARACTERS, 0, UTF8, None, None)
+    if failed or not parts or not begins:
+        raise ValueError(f"model=whisper: espeak-ng says no word of {text!r}")
     samples = torch.from_numpy(np.frombuffer(b"".join(parts), np.int16).astype(np.float32) / 2**15)
     starts = sorted(begins)
     ends = {start: begins[after] for start, after in pairwise(starts)} | {starts[-1]: len(samples) / rate}

@@ -24,6 +24,10 @@ from mhaprune.scorers.replacing import corrupted, rises
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table, settings_text
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import moments, skewed_ends
+from mhaprune.tasks.base import Task
+
+ALIGNED = "alignment"
+UNKNOWN = f"experiment.known={ALIGNED}: needs a task that knows what the symbols of an answer stand for"
 
 
 @dataclass(frozen=True)
@@ -51,14 +55,17 @@ class Truth(Experiment):
 
     def check(self, setup: Setup) -> None:
         setup.check_scorers()
+        if self.known == ALIGNED and setup.trained and type(setup.trained.task).aligned is Task.aligned:
+            raise ValueError(UNKNOWN)
 
     def __call__(self, study: Study) -> Findings:
         subject, splits = study.subject, study.splits
         with doing("known heads"):
-            known = known_table(study if self.known == PATCHED else replace(study, known=aligning(study)), self.top)
+            study = replace(study, known=aligning(study)) if self.known == ALIGNED and not study.known else study
+            known = known_table(study, self.top)
         matters_N = known["known"].to_numpy(bool)
         if not 0 < matters_N.sum() < len(matters_N):
-            what = f"experiment.top={self.top}" if (known["known_from"] == PATCHED).all() else "known"
+            what = f"experiment.top={self.top}" if (known["known_from"] == PATCHED).all() else "experiment.known"
             counted = f"{matters_N.sum() or 'none'} of the model's {len(matters_N)} {subject.counted}"
             raise ValueError(f"{what}: {counted} matters, must be some and not all")
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
@@ -91,7 +98,7 @@ def aligning(study: Study) -> Known:
     """Return the heads that align on the report split. Raises ValueError for a task that does not know what aligns."""
     report, subject = study.splits.report, study.subject
     if study.task is None or (aligned := study.task.alignment(report)) is None:
-        raise ValueError("experiment.known=alignment: needs a task that knows what the symbols of an answer stand for")
+        raise ValueError(UNKNOWN)
     hits_N, symbols = torch.zeros(len(subject.grid)), 0
     for batch in report.batches(BATCH_SIZE):
         places_BTS = aligned(batch)
@@ -102,7 +109,7 @@ def aligning(study: Study) -> Known:
                 hits_BHT1 = places_BTS[:, None].expand_as(seen.weights).gather(3, largest_BHT1)
                 hits_N[subject.grid.positions(block)] += hits_BHT1.sum(dim=(0, 2, 3)).cpu()
     names = [str(head) for head, hits in zip(subject.grid, hits_N.tolist(), strict=True) if hits > symbols / 2]
-    return Known(dict.fromkeys(names, "aligns"), ("aligns",), "alignment")
+    return Known(dict.fromkeys(names, "aligns"), ("aligns",), ALIGNED)
 
 
 def known_table(study: Study, top: int) -> pd.DataFrame:
