@@ -214,3 +214,11 @@ def test_logits_are_computed_where_the_loss_reads_them_and_equal_all_others() ->
     torch.testing.assert_close(*(smollm2.losses.language_model(each, batch) for each in (found, whole)))
     asked = smollm2.batch_of(pairs, "agreement")
     torch.testing.assert_close(smollm2.called(model, asked)["logits"], whole["logits"][:, -1])
+
+
+def test_a_language_model_is_judged_by_its_own_next_tokens() -> None:
+    logits, labels = torch.randn(2, 4, 5), torch.tensor([[0, 3, -100, 1], [2, -100, 4, 0]])
+    logs = logits.log_softmax(dim=-1)
+    expected = torch.stack([logs[0, 0, 3] + logs[0, 2, 1], logs[1, 1, 4] + logs[1, 2, 0]]) / -2
+    found = smollm2.losses.language_model(logits, {"labels": labels, "input_ids": labels})
+    torch.testing.assert_close(found, expected)
