@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
-    print(f"all of it is in {visible(str(chosen.out))}, start with report.html")
+    print(f"Report: {visible(str(chosen.out / 'report.html'))}")
     return 0
 
 

@@ -12,20 +12,21 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
+from math import atan, copysign, nan, sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
+from numpy.typing import ArrayLike
 
 from mhaprune.interrupts import interruptible_once
 from mhaprune.reporting.plots import number
 from mhaprune.settings.options import construct
 from mhaprune.settings.plugins import results_folder
 from mhaprune.settings.ranges import Checked
-from mhaprune.statistics.intervals import LEAST_RUNS, holm, prediction_interval, student_interval, student_p
+from mhaprune.statistics.intervals import LEAST_RUNS, holm, prediction_interval, student_interval, student_mass
 from mhaprune.storage.store import read_table
 
 LEVEL = 0.05
@@ -99,6 +100,20 @@ class Claim(Checked):
         """Return whether the interval of the mean lies outside of what is claimed."""
         low, high = student_interval(values_S)
         return bool(high < self.above or low > self.below)
+
+
+def student_p(values_S: ArrayLike, bound: float) -> float:
+    """Return the one-sided p of the mean over a few seeds against `bound`: small if the mean is above (Student 1908).
+    NaN for fewer than `LEAST_RUNS` values. If all values are equal, p is 0 or 1."""
+    values_S = np.asarray(values_S, dtype=float)
+    n = len(values_S)
+    if n < LEAST_RUNS:
+        return nan
+    above, stderr = float(values_S.mean()) - bound, float(values_S.std(ddof=1)) / sqrt(n)
+    if stderr == 0:
+        return 0.0 if above > 0 else 1.0
+    mass = student_mass(atan(abs(above) / stderr / sqrt(n - 1)), n - 1)
+    return (1 - copysign(mass, above)) / 2
 
 
 def read_claims(path: Path) -> tuple[dict[str, Study], list[Claim]]:

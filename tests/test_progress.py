@@ -176,4 +176,4 @@ def test_a_run_at_a_terminal_shows_the_bar_and_ends_in_its_findings(tmp_path: Pa
     code, said = at_a_terminal("experiment=ablate", *once(*TINY, "training.steps=300"), *where)
     assert code == 0
     assert re.search(r"%\|.*ablate on sort: model: training \d+ of 300, about \d+ s left, loss", said)
-    assert said.endswith("start with report.html\r\n")
+    assert said.endswith("report.html\r\n")

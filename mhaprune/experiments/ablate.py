@@ -30,7 +30,7 @@ from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, appendix, needs
-from mhaprune.reporting.sentences import as_fast, right, share, within_noise
+from mhaprune.reporting.sentences import Aside, as_fast, right, share, within_noise
 from mhaprune.reporting.shared_figures import agreement
 from mhaprune.reporting.training import training_curve
 from mhaprune.scorers.agreement import rank_agreement
@@ -85,7 +85,7 @@ def say_ablation(tables: Tables) -> Iterator[str]:
             yield f"After {row['recovery']} {count_words(0, tables)} can be removed."
     for row in (best, *recovered):
         if row["heads_removed"]:
-            yield _which(row, units)
+            yield Aside(_which(row, units))
     yield from group_sentence(tables)
     yield from shift_sentences(tables)
     sure = any(surely_words(row, tables) for row in (best, *recovered) if row["heads_removed"])

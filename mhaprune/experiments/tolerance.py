@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.reporting.headline import Number, share_number
+from mhaprune.reporting.sentences import Aside
 from mhaprune.statistics.intervals import ONE_SIDED, counted_interval
 from mhaprune.tables import (
     CHOOSE_DROP,
@@ -132,12 +133,12 @@ def caveats(tables: Tables, best: Mapping[str, Any] | pd.Series, sure: bool, rec
     with what a choose split of this size can decide. Recoveries that failed, as the table named `recovered` says, are
     listed too."""
     if sure:
-        yield (
+        yield Aside(
             f"“At 95 % confidence” means: with that many {unit_name(tables)} removed, and with every smaller number"
             f" tried, the one-sided 95 % interval of the {quality_name(tables)} lost on the choose split ends within"
             f" {best['tolerance']:g}."
         )
-        yield from _what_the_split_decides(tables, best)
+        yield from map(Aside, _what_the_split_decides(tables, best))
     if recovered in tables:
         failed = tables[recovered].query("note != ''")
         for (name, note), rows in failed.groupby(["recovery", "note"], sort=False):

@@ -15,6 +15,10 @@ POOR_MODEL = "Beware: the model itself is poor"
 """The beginning of a warning about such a model."""
 
 
+class Aside(str):
+    """A sentence for those who read the report. A terminal leaves it out."""
+
+
 def points_over_runs(points: pd.Series) -> str:
     """Return a mean over runs in percentage points, with its 95 % interval: `1.2 points (0.3 to 2.1)`."""
     low, high = student_interval(points)

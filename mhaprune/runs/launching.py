@@ -84,7 +84,7 @@ def do_sweep(
             link_latest(root)
             for line in collect([root], root, how.figure):
                 print(line)
-            print(f"all of it is in {visible(str(root))}, start with report.html")
+            print(f"Report: {visible(str(root / 'report.html'))}")
     statuses = {job.label: read_status(root / job.name) for job in sweep.jobs}
     failed = [
         f"{label} ({': '.join(filter(None, [status.get('status', 'not started'), status.get('reason')]))})"

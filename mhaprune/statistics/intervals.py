@@ -170,20 +170,6 @@ def student_interval(values_S: ArrayLike) -> tuple[float, float]:
     return _student(values_S, 1.0)
 
 
-def student_p(values_S: ArrayLike, bound: float) -> float:
-    """Return the one-sided p of the mean over a few seeds against `bound`: small if the mean is above (Student 1908).
-    NaN for fewer than `LEAST_RUNS` values. If all values are equal, p is 0 or 1."""
-    values_S = np.asarray(values_S, dtype=float)
-    n = len(values_S)
-    if n < LEAST_RUNS:
-        return math.nan
-    above, stderr = float(values_S.mean()) - bound, float(values_S.std(ddof=1)) / math.sqrt(n)
-    if stderr == 0:
-        return 0.0 if above > 0 else 1.0
-    mass = _student_mass(math.atan(abs(above) / stderr / math.sqrt(n - 1)), n - 1)
-    return (1 - math.copysign(mass, above)) / 2
-
-
 def prediction_interval(values_S: ArrayLike) -> tuple[float, float]:
     """Return an interval for one new seed: mean ± t·s·√(1 + 1/S). It assumes that the values have one centre."""
     return _student(values_S, math.sqrt(len(np.asarray(values_S)) + 1))
@@ -245,11 +231,11 @@ def _student_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _student_mass(middle, degrees) < confidence else (low, middle)
+        low, high = (middle, high) if student_mass(middle, degrees) < confidence else (low, middle)
     return math.sqrt(degrees) * math.tan(low)
 
 
-def _student_mass(angle: float, degrees: int) -> float:
+def student_mass(angle: float, degrees: int) -> float:
     """Return the probability that |t| < √degrees · tan(angle), for Student's t with these degrees of freedom
     (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
     odd = degrees % 2

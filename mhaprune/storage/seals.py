@@ -5,6 +5,7 @@
 
 import hashlib
 import io
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,3 +43,9 @@ def opened(data: bytes) -> Any:
 def checksum(data: bytes) -> str:
     """Return a text that changes when the bytes change."""
     return hashlib.sha256(data).hexdigest()
+
+
+def checksum_of(path: Path) -> str:
+    """Return the checksum of a file, which is never in memory as a whole."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

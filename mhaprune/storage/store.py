@@ -10,12 +10,12 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pandas as pd
 
@@ -25,11 +25,16 @@ from mhaprune.storage.seals import checksum
 
 
 def write_bytes(path: Path, data: bytes) -> None:
+    """Write data as `write_file` does."""
+    write_file(path, lambda file: file.write(data))
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     """Write to a temporary name beside `path`, then rename, so that a reader sees the old or the new file, complete."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb", opener=regular) as file:
-            file.write(data)
+            write(file)
         os.replace(temporary, path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say where

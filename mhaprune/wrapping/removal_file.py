@@ -1,7 +1,7 @@
 """Save any other pruned model: its weights, and the removal to repeat on a model that its own code builds."""
 
-import io
 import json
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 
 from mhaprune.measure.outcomes import check_weights_finite
 from mhaprune.settings.refusals import foreign
-from mhaprune.storage.store import write_bytes, write_json
+from mhaprune.storage.store import write_file, write_json
 from mhaprune.wrapping.cuts import Cut
 from mhaprune.wrapping.removal import copied, keep_heads
 from mhaprune.wrapping.reshaping import give_shapes
@@ -20,9 +20,7 @@ REMOVAL, WEIGHTS = "removal.json", "weights.pt"
 
 def save_removal(model: nn.Module, folder: Path) -> None:
     """Write the weights of a model, and which heads it has lost, into a folder that exists."""
-    data = io.BytesIO()
-    torch.save(model.state_dict(), data)
-    write_bytes(folder / WEIGHTS, data.getvalue())
+    write_file(folder / WEIGHTS, partial(torch.save, model.state_dict()))
     write_json(folder / REMOVAL, {"class": type(model).__name__, "removed": vars(Cut.of(model) or Cut())})
 
 

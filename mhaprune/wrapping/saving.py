@@ -21,7 +21,7 @@ from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.measure.outcomes import check_weights_finite
 from mhaprune.settings.ranges import Ge, Within
 from mhaprune.settings.refusals import foreign
-from mhaprune.storage.seals import checksum
+from mhaprune.storage.seals import checksum_of
 from mhaprune.storage.store import make_folder, write_json
 from mhaprune.wrapping.blocks import Unsupported
 from mhaprune.wrapping.cuts import Cut, pretrained_in
@@ -93,7 +93,7 @@ def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None, table
     if table is not None:
         add_table(folder, table)
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in (CHECKSUMS, CARD))
-    write_json(folder / CHECKSUMS, {path.name: checksum(path.read_bytes()) for path in files})
+    write_json(folder / CHECKSUMS, {path.name: checksum_of(path) for path in files})
 
 
 def _writes(model: Any, part: Any, folder: Path) -> bool:
@@ -123,7 +123,7 @@ def _check(folder: Path) -> None:
         return
     with foreign(f"{folder}: damaged, {CHECKSUMS} does not fit"):
         noted = dict(json.loads((folder / CHECKSUMS).read_text()))
-        changed = [name for name in noted if checksum((folder / Path(name).name).read_bytes()) != noted[name]]
+        changed = [name for name in noted if checksum_of(folder / Path(name).name) != noted[name]]
     if changed:
         raise Unsupported(
             f"{folder}: damaged, {', '.join(changed)} changed since it was saved; if you changed it yourself, remove"

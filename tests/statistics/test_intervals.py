@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from findings import student_p
 from mhaprune.statistics.intervals import (
     difference_interval,
     differs_p,
@@ -18,7 +19,6 @@ from mhaprune.statistics.intervals import (
     sign_flip_p,
     skewed_ends,
     student_interval,
-    student_p,
     wilson_interval,
 )
 

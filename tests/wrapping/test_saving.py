@@ -1,6 +1,7 @@
 """Folders of models that are not, or not only, models of transformers."""
 
 import copy
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,21 @@ def test_a_model_of_ones_own_comes_back_with_the_heads_it_has_left(kind: Any, tm
     smaller = third.subject.in_double().without(HeadMask(third.grid).without(third.grid.heads[0]))
     with gated.gated(len(IDS), mask.gates().double()):
         torch.testing.assert_close(called(smaller.model, IDS), called(gated.model, IDS))
+
+
+def test_no_file_is_in_memory_as_a_whole(tmp_path: Path) -> None:
+    """As bytes of Python, which a model of many GB would need twice."""
+    model: Any = built()
+    model.embed = nn.Embedding(100_000, WIDTH)
+    small = mhaprune.wrap(model, square, score=[IDS]).prune(mask={0: [1]})
+    tracemalloc.start()
+    try:
+        mhaprune.save(small, tmp_path)
+        mhaprune.load(tmp_path, model=model)
+        held = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert held < (tmp_path / "weights.pt").stat().st_size / 4
 
 
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import Plot, amount, needs, wrapped
-from mhaprune.reporting.sentences import as_fast, right, share
+from mhaprune.reporting.sentences import Aside, as_fast, right, share
 from mhaprune.tables import (
     HEAD,
     NOTHING,
@@ -69,9 +69,10 @@ def say(tables: Tables) -> Iterator[str]:
             f" ({dense}), however they are chosen and whatever is done afterwards."
         )
     if 0 < kept < total:
-        yield f"These stay (site.layer: {unit_name(tables)}, counted from 0): {by_block(head_names(best['kept']))}."
+        which = f"site.layer: {unit_name(tables)}, counted from 0"
+        yield Aside(f"These stay ({which}): {by_block(head_names(best['kept']))}.")
     parts = [f"{words} ({share(row[QUALITY])}, {_way(row)})" for words, row in _by_recovery(tables)]
-    yield (
+    yield Aside(
         f"Heads that can be removed within {best['tolerance']:g} of {quality} on the choose split, with the {quality}"
         f" on the report split: {', '.join(parts)}."
     )

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from mhaprune.reporting import plots
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, needs
-from mhaprune.reporting.sentences import right, share
+from mhaprune.reporting.sentences import Aside, right, share
 from mhaprune.tables import (
     CHOOSE_QUALITY,
     QUALITY,
@@ -44,7 +44,7 @@ def say(tables: Tables) -> Iterator[str]:
                 line += (
                     f" By its operations it would be {row['flop_ratio']:.2f} times as fast: more is noise or caching."
                 )
-            yield line
+            yield Aside(line)
         removed = tables["speed"].query("heads_removed > 0")
         ratios = removed["built_ratio"]
         yield (
