@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TextIO, TypeVar
 
 from tqdm import tqdm
@@ -39,6 +40,8 @@ class Step:
     begun: float = field(default_factory=lambda: time.monotonic())
     before: int = 0
     """The number of items that were done before the step began, for example by an earlier run."""
+    parts: Sequence[str] = ()
+    """The names of the steps inside, if they are known, in their order."""
 
     @property
     def seconds(self) -> float:
@@ -51,9 +54,9 @@ under_way: list[Step] = []
 
 
 @contextmanager
-def doing(what: str, total: int | None = None, done: int = 0) -> Iterator[Step]:
-    """Show the body as a step of the progress, within the present step if there is one."""
-    step = Step(what, total, done, before=done)
+def doing(what: str, total: int | None = None, done: int = 0, parts: Sequence[str] = ()) -> Iterator[Step]:
+    """Show the body as a step of the progress, within the present step if there is one. `parts` are steps inside."""
+    step = Step(what, total, done, before=done, parts=parts)
     under_way.append(step)
     try:
         yield step
@@ -133,10 +136,13 @@ def _show(steps: Sequence[Step], label: str, to: TextIO, bar: tqdm | None) -> No
 
 
 def line(steps: Sequence[Step], label: str = "") -> str:
-    """Return the progress line for these steps, for example `ablate on sort: recover 4 of 9, about 20 s left, 12 of 24
-    heads: refit 3 of 8`. The time left is that of the outermost step that counts items."""
+    """Return the progress line for these steps, for example `ablate on sort, step 5 of 7: recover 4 of 9, about 20 s
+    left, 12 of 24 heads: refit 3 of 8`. The time left is that of the outermost step that counts items."""
     left, counted = seconds_left(steps), _counted(steps)
     words = [_words(step, left if place == counted else None) for place, step in enumerate(steps)]
+    for place, (step, inner) in enumerate(pairwise(steps)):
+        if inner.what in step.parts:
+            words[place] += f", step {step.parts.index(inner.what) + 1} of {len(step.parts)}"
     return ": ".join([label, *words] if label else words)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import mhaprune.runs.collecting
+from mhaprune import progress
 from mhaprune.data import Examples, Splits
 from mhaprune.experiments import results
 from mhaprune.heads import HeadMask
@@ -76,6 +77,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
     return folder / "cache"
 
 
+class Seen(list[progress.Step]):
+    """The steps in progress. `names` are those that have been in the outermost one."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def append(self, step: progress.Step) -> None:
+        super().append(step)
+        if len(self) == 2 and step.what not in self.names:
+            self.names.append(step.what)
+
+
 @pytest.fixture(scope="session")
 def ran(shared: Path) -> Callable[[str], Path]:
     """The folder of an experiment's run, without figures. It is run once for the tests of all modules."""
@@ -84,9 +97,11 @@ def ran(shared: Path) -> Callable[[str], Path]:
         path = shared / experiment
         with locked(path.with_suffix(".lock")):
             if read_status(path).get("status") != "done":
-                with RunFolder(path).recorded() as recorded:
+                with RunFolder(path).recorded() as recorded, pytest.MonkeyPatch.context() as patch:
                     recorded.note(kind="run")
+                    patch.setattr(progress, "under_way", seen := Seen())
                     run_of(experiment, shared / "cache")(recorded)
+                    recorded.note(steps=seen.names)
         return path
 
     return folder

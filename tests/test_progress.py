@@ -65,6 +65,8 @@ def test_a_line_names_every_step_with_what_it_is_done_to() -> None:
         inner.note = "loss 0.5"
         assert line(list(under_way)) == "ablate on sort: prune 1 of 3, ablation, 6 of 24 heads removed: masks, loss 0.5"
         assert line(list(under_way), "seed=1").startswith("seed=1: ablate on sort: ")
+    with doing("ablate on sort", parts=("model", "score")), doing("score"), doing("gate"):
+        assert line(list(under_way)) == "ablate on sort, step 2 of 2: score: gate"
 
 
 class Clock:

@@ -89,6 +89,8 @@ class Experiment(Checked, ABC):
     """The question that the experiment answers, for the top of its report."""
     then: ClassVar[str] = ""
     """What to do next, in a sentence or two, for the report."""
+    steps: ClassVar[Sequence[str]] = ()
+    """The steps that its progress line counts, in their order, between the training of the model and the report."""
     figures: ClassVar[Figures] = ()
     """The figures of one run, in the order of the report."""
     figures_over_runs: ClassVar[Figures] = ()

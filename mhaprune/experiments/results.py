@@ -13,7 +13,7 @@ from mhaprune.reporting.attention_view import view_of
 from mhaprune.reporting.head_map import SmallMap, in_small, thumbnail
 from mhaprune.reporting.page import NOTHING_ASKED, FirstScreen, fill, proof_sentences, render
 from mhaprune.reporting.plots import Figures, Plot, draw, in_place_of, plots_of
-from mhaprune.reporting.sentences import if_poor
+from mhaprune.reporting.sentences import Aside, if_poor
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,8 +57,13 @@ class Results:
         plots = self.figures.values()
         return render(self.title, self.sentences, plots, self.found, facts or {}, proofs, self.first)
 
+    @property
+    def brief(self) -> list[str]:
+        """The findings for a terminal, without what only readers of the report need."""
+        return [line for line in self.sentences if not isinstance(line, Aside)]
+
     def __repr__(self) -> str:
-        return "\n".join([self.title, *self.sentences])
+        return "\n".join([self.title, *self.brief])
 
     def _repr_html_(self) -> str:
         """Return the first screen of the report, for a notebook: the answer, its numbers and the map of heads."""

@@ -12,6 +12,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
 from mhaprune.measure.columns import accuracy_columns, by_group, calibration_columns, drop_columns
 from mhaprune.measure.outcomes import BATCH_SIZE, measure
+from mhaprune.progress import doing
 from mhaprune.reporting import plots
 from mhaprune.reporting.plots import Plot, needs
 from mhaprune.reporting.sentences import share
@@ -46,6 +47,7 @@ def _from_to(lengths: pd.Series) -> str:
     return f"{low} tokens" if low == high else f"{low} to {high} tokens"
 
 
+@doing("other examples")
 def shift_table(
     subject: Subject,
     splits: Splits[Data],

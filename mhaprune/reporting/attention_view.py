@@ -11,6 +11,7 @@ import pandas as pd
 from mhaprune.heads import HeadId, block_label
 from mhaprune.reporting.head_map import REMOVED, Verdict
 from mhaprune.reporting.plots import SIGNS, amount, number
+from mhaprune.reporting.sentences import right, share
 from mhaprune.tables import HEAD, LOSS_RISE, QUALITY, Tables, blocks_in, loss_suffix, named, quality_name
 
 MOST_WEIGHTS = 400_000
@@ -90,7 +91,9 @@ def _example(example: dict[str, Any], tables: Tables, heads: list[HeadId], most:
                 "writes": _texts(writes.dropna(), most),
                 "keys": _texts(by_key["looks_at"], most),
             }
-    without = of_example["closed"].to_dict("records")
+    closed = of_example["closed"]
+    if "answer" in closed:
+        closed = closed.merge(tables["looks"][[*HEAD, QUALITY, "open_quality"]], on=HEAD)
     return {
         "source": example["source"],
         "answer": example.get("answer"),
@@ -98,7 +101,9 @@ def _example(example: dict[str, Any], tables: Tables, heads: list[HeadId], most:
         "tokens": tokens,
         "weights": weights,
         "largest": largest,
-        "without": {str(HeadId(*(row[name] for name in HEAD))): _without(row, tables) for row in without},
+        "without": {
+            str(HeadId(*(row[name] for name in HEAD))): _without(row, tables) for row in closed.to_dict("records")
+        },
     }
 
 
@@ -107,8 +112,10 @@ def _texts(tokens: pd.Series, most: int) -> list[str]:
 
 
 def _without(row: dict[str, Any], tables: Tables) -> dict[str, str]:
-    """Return the stored answer with the head closed or, without one, its quality and loss in words."""
+    """Return the stored answer with the head closed, and the quality of all answers then, in words; without an answer,
+    the quality and loss of this text."""
     if isinstance(row.get("answer"), str):
-        return {"answer": row["answer"]}
+        words = f"{right(row[QUALITY], tables)} ({share(row['open_quality'])} with all heads)"
+        return {"answer": row["answer"], "words": words}
     change = f"the loss changes by {number(row[LOSS_RISE], 4)}{loss_suffix(tables)}"
     return {"words": f"{quality_name(tables)} {row[QUALITY]:.3f} instead of {row['open_quality']:.3f}, {change}"}

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from mhaprune.interrupts import before_stopping, interruptible_once, limited
 from mhaprune.progress import shown
-from mhaprune.reporting.sentences import Aside
 from mhaprune.runs.jobs import LOCK, STOP, Sweep, progress
 from mhaprune.runs.run import Results, Run
 from mhaprune.settings.plugins import results_folder
@@ -120,9 +119,8 @@ def _recorded(
 
 
 def _say(results: Results, output: Path) -> None:
-    for line in results.sentences:
-        if not isinstance(line, Aside):
-            log.info("%s", line)
+    for line in results.brief:
+        log.info("%s", line)
     report, here = output / "report.html", Path.cwd()
     log.info("Report: %s", report.relative_to(here) if report.is_relative_to(here) else report)
 

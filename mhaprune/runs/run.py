@@ -34,8 +34,8 @@ from mhaprune.tasks.base import Task
 
 log = logging.getLogger(__name__)
 
-SHOW = "figures and page"
-"""The last step of every run, in the progress line."""
+MODEL, SHOW = "model", "figures and page"
+"""The first and the last step of a run, in the progress line."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,8 @@ class Run(Checked):
         folder.note(experiment=target(self.experiment), identity=self.identity, code=code_of(self.packages))
         environment = self.source.environment()
         folder.write("environment.json", as_json(environment))
-        with doing(self._title):
+        steps = self.experiment.steps
+        with doing(self._title, parts=[MODEL, *steps, SHOW] if steps else ()):
             results = self._results()
             folder.note(checks=results.checks, trained_with=dict(results.trained_with))
             for name, frame in results.tables.items():
@@ -171,7 +172,7 @@ class Run(Checked):
             return self._results()
 
     def _results(self) -> Results:
-        with doing("model"):
+        with doing(MODEL):
             study = self.study()
         findings = self.experiment(study)
         with doing(SHOW):

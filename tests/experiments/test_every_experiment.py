@@ -17,7 +17,7 @@ from mhaprune.experiments.train import Train
 from mhaprune.reporting.head_map import heads_that_matter, in_small
 from mhaprune.reporting.headline import against_settings
 from mhaprune.reporting.plots import draw, lay_out
-from mhaprune.reporting.sentences import if_poor
+from mhaprune.reporting.sentences import Aside, if_poor
 from mhaprune.reporting.settings import setting
 from mhaprune.reporting.words import words
 from mhaprune.runs.found import read_run
@@ -51,6 +51,10 @@ def test_it_ends_in_sentences_that_the_tables_alone_give(done: Done) -> None:
     assert lines
     lines += if_poor(done.tables)
     assert all(line.strip() == line and line and "\n" not in line and "nan" not in line.split() for line in lines)
+    brief = [line for line in lines if not isinstance(line, Aside)]
+    assert brief[0] == lines[0]
+    assert len(brief) <= 8, "a terminal shows the answer, not the whole report"
+    assert not [line for line in brief if "counted from 0" in line or "means:" in line]
     status = read_status(done.folder)
     assert (status["status"], status["findings"]) == ("done", lines)
     for name in status["files"]:
@@ -62,6 +66,10 @@ def test_it_ends_in_sentences_that_the_tables_alone_give(done: Done) -> None:
     for name, frame in done.tables.items():
         assert set(frame["run"]) <= {status["identity"]["run"]}, name
         assert [column for column in frame if not words().column(column)] == [], name
+
+
+def test_its_progress_line_counts_its_steps(done: Done) -> None:
+    assert read_status(done.folder)["steps"] == ["model", *done.kind.steps, "figures and page"]
 
 
 def test_every_figure_has_something_to_draw_and_a_name_of_its_own(done: Done) -> None:

@@ -51,6 +51,7 @@ class Speed(HeadBudgets):
 
     question = "How much faster is the model with fewer heads, and at which size?"
     then = "`experiment=ablate` shows which heads can be removed, and what that costs."
+    steps = ("sizes", "trained model", "prove")
     figures = (report.speedup_curves,)
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
