@@ -19,7 +19,7 @@ class Refit(Recovery):
 
     A refit reads inputs, but no labels: sources of the *train* split, with the dense model's answers as inputs of the
     decoder. For a pretrained model without a *train* split, it reads the texts of the *score* split. Similar methods:
-    Kwon et al. 2022 fit one number per head (`by_head`); K-prune (Park et al. 2024) fits to the output of the dense
+    Kwon et al. 2022 fit one number per head; K-prune (Park et al. 2024) fits to the output of the dense
     sublayer. All follow the optimal brain surgeon (Hassibi & Stork 1992), which corrects the other weights when one is
     removed.
     """
@@ -35,9 +35,6 @@ class Refit(Recovery):
     number of inputs, the best of this and larger penalties is used, see `recoveries.refitting`."""
     feed_forward: bool = True
     """True to fit W_O and W_2; False to fit only W_O."""
-    by_head: bool = False
-    """True to fit only one factor for each head in place of the whole of W_O: mask tuning (Kwon et al. 2022, section
-    4.3), here with this ridge and with no limit on the layers."""
     when: Literal["after", "between"] = "after"
     """The time of the refit: `after` all heads are removed, or also `between` two budgets."""
 
@@ -52,5 +49,5 @@ class Refit(Recovery):
         self, study: Study, pruned: Pruned, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Pruned, pd.DataFrame]:
         targets = study.once(("refit", self.examples), lambda: show(study.subject, study.splits.train[: self.examples]))
-        model = refit(pruned, targets, self.ridge, self.feed_forward, self.by_head)
+        model = refit(pruned, targets, self.ridge, self.feed_forward)
         return model, pd.DataFrame(columns=HISTORY)

@@ -14,7 +14,7 @@ from torch import Tensor
 from mhaprune.data import Data
 from mhaprune.measure.outcomes import BATCH_SIZE, Diverged, by_length
 from mhaprune.progress import track
-from mhaprune.subject import Batch, LastMap, Subject
+from mhaprune.subject import Batch, Subject
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +59,7 @@ def show(dense: Subject, data: Data, batch_size: int = BATCH_SIZE) -> RefitTarge
 
 
 @torch.no_grad()
-def refit(
-    pruned: Fitted, shown: RefitTargets, ridge: float = RIDGE, feed_forward: bool = True, by_head: bool = False
-) -> Fitted:
+def refit(pruned: Fitted, shown: RefitTargets, ridge: float = RIDGE, feed_forward: bool = True) -> Fitted:
     """Return a copy whose residual stream follows that of the dense model, at the cost of one pass and one solution per
     map.
 
@@ -74,8 +72,6 @@ def refit(
     ridge acts on weights times gates. A sublayer also corrects the errors that remain from the sublayers before it. The
     bias of a block without heads becomes the mean of y − x.
 
-    If `by_head`, only W_O changes, by one factor per head, see `scale_heads`.
-
     All batches go forward together. Raises `Diverged` if a stream is not finite.
     """
     model = pruned.copied()
@@ -87,36 +83,9 @@ def refit(
         parts = [(inputs_TW, wanted_TD - stream_TD) for (inputs_TW, stream_TD), wanted_TD in pairs]
         if not all(bool(missing_TD.isfinite().all()) for _, missing_TD in parts):
             raise Diverged(f"the states of {each.name} are not finite")
-        if by_head:
-            scale_heads(each, parts, ridge)
-            continue
         tokens = sum(len(inputs_TW) for inputs_TW, _ in parts)
         correct(each.weight, each.bias, parts, ridges(ridge, tokens, each.weight.shape[1]))
     return model
-
-
-LARGEST = 10.0
-"""The largest absolute factor of a head. If a block needs a larger one, it stays as it was (Kwon et al. 2022)."""
-
-
-def scale_heads(last: LastMap, parts: Sequence[tuple[Tensor, Tensor]], ridge: float) -> None:
-    """Multiply each head by a factor, in place in W_O: the factors that, with one constant, best make up what the
-    output lacks, by least squares over all tokens and outputs. Mask tuning of Kwon et al. 2022, section 4.3.
-
-    Each part holds the inputs of the map (T, W), and what its output lacks (T, D).
-    """
-    if last.heads is None or not len(last.heads):
-        return
-    by_head_HDK = last.weight[:, last.heads].transpose(0, 1)
-    factors, constant = torch.ones_like(last.weight[:1, : len(last.heads)]), torch.zeros_like(last.weight[0, :1])
-    lacking = []
-    for inputs_TW, missing_TD in parts:
-        outputs_TDH = torch.einsum("thk,hdk->tdh", inputs_TW[:, last.heads], by_head_HDK)
-        lacking.append((outputs_TDH.flatten(0, 1), missing_TD.reshape(-1, 1)))
-    correct(factors, constant, lacking, ridge)
-    if float(factors.abs().amax()) <= LARGEST:
-        for columns_K, factor in zip(last.heads, factors[0], strict=True):
-            last.weight[:, columns_K] *= factor
 
 
 def ridges(least: float, tokens: int, inputs: int) -> list[float]:

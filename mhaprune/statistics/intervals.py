@@ -193,16 +193,10 @@ def prunable(moments_3N: np.ndarray, tolerance: float, confidence: float = CONFI
     All these claims hold together at this `confidence` (Holm 1979). The p of each claim is from the test that
     corresponds to the interval of `skewed_ends`. A head with a NaN is not prunable, and does not count as a claim.
     """
-    return holm(_p_below(moments_3N, tolerance)) < 1 - confidence
+    return holm(p_below(moments_3N, tolerance)) < 1 - confidence
 
 
-def differs_p(moments_3N: np.ndarray) -> np.ndarray:
-    """Return the two-sided p of each mean against 0, (N,), corrected for all N tests (Holm 1979)."""
-    below_N = _p_below(moments_3N, 0.0)
-    return holm(np.minimum(1.0, 2 * np.minimum(below_N, _p_below(moments_3N * [[-1.0], [1.0], [-1.0]], 0.0))))
-
-
-def _p_below(moments_3N: np.ndarray, tolerance: float) -> np.ndarray:
+def p_below(moments_3N: np.ndarray, tolerance: float) -> np.ndarray:
     """Return the one-sided p of each mean against `tolerance`, (N,): small if the mean is below."""
     mean_N, stderr_N, a_N = moments_3N
     t_N = quotient(mean_N - tolerance, stderr_N)

@@ -29,7 +29,7 @@ from mhaprune.reporting.heat_map import EXTRA_COST, MISSING, heat_map
 from mhaprune.reporting.plots import Plot, amount, needs, number, wrapped
 from mhaprune.scorers.scoring import Scoring, head_columns
 from mhaprune.settings.ranges import Ge
-from mhaprune.statistics.intervals import CONFIDENCE, differs_p, moments, with_interval
+from mhaprune.statistics.intervals import CONFIDENCE, holm, moments, p_below, with_interval
 from mhaprune.subject import Subject
 from mhaprune.tables import (
     HEAD,
@@ -261,6 +261,12 @@ class Interact(Experiment):
             for plan in track(plans, "removed equals masked", name=plan_words):
                 equivalence.prove(plan.mask)
         return with_proofs(study, tables, equivalence.worst)
+
+
+def differs_p(moments_3N: np.ndarray) -> np.ndarray:
+    """Return the two-sided p of each mean against 0, (N,), corrected for all N tests (Holm 1979)."""
+    below_N, above_N = p_below(moments_3N, 0.0), p_below(moments_3N * [[-1.0], [1.0], [-1.0]], 0.0)
+    return holm(np.minimum(1.0, 2 * np.minimum(below_N, above_N)))
 
 
 def kinds_of_pairs(pairs: pd.DataFrame, alone: pd.DataFrame) -> list[str]:

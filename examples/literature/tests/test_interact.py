@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
+from scipy import stats
 
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
@@ -158,3 +159,15 @@ def test_what_is_measured_stands_beside_what_is_expected() -> None:
     lines = {line.get_label(): line.get_ydata() for line in plot.figure.axes[0].get_lines()}
     np.testing.assert_allclose(lines["sum of each alone"], [0, 0.1, 0.3, 0.6, 1])
     np.testing.assert_allclose(lines["sum with pairs"], [0, 0.1, 0.8, 1.1, 1.3])
+
+
+def test_means_differ_from_0_by_holm_over_all_of_them() -> None:
+    """Of normal means .02 to .06, each with a standard error of .02: twice the normal tail, times 5, 4, 3, ..."""
+    mean = np.array([0.03, -0.06, 0.02, 0.05, 0.04])
+    p = interact.differs_p(np.stack([mean, np.full(5, 0.02), np.zeros(5)]))
+    alone = 2 * stats.norm.sf(np.abs(mean) / 0.02)
+    assert p[[1, 3, 4, 0, 2]] == pytest.approx(alone[[1, 3, 4, 0, 2]] * [5, 4, 3, 2, 1])
+    assert (alone < 0.05).sum() == 3
+    assert (p < 0.05).sum() == 2
+    flat = np.array([[0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]).T
+    assert interact.differs_p(flat).tolist() == [1, 0]

@@ -42,11 +42,12 @@ def test_a_run_and_python_find_the_options_by_name() -> None:
 
 
 def test_every_field_of_the_options_is_explained() -> None:
-    options = ["experiment=prune", f"scorer=[{','.join(known('scorer'))}]", f"schedule=[{','.join(known('schedule'))}]"]
-    shown = run_here(main, EXAMPLES, *options, "--cfg", "job").stdout
+    groups = [f"{group}=[{','.join(known(group))}]" for group in ("scorer", "schedule", "recovery")]
+    shown = run_here(main, EXAMPLES, "experiment=prune", *groups, "--cfg", "job").stdout
     assert "swap_after_greedy:" in shown
     assert not uncommented(shown)
-    for made in (*every("scorer").values(), *every("schedule").values()):
+    assert "refit_by_head:" in shown
+    for made in (*every("scorer").values(), *every("schedule").values(), *every("recovery").values()):
         target = f"{type(made).__module__}.{type(made).__name__}"
         assert about(target)
         assert all(text and not text.startswith("Allowed:") for text in about_fields(target).values())
