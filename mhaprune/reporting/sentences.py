@@ -16,7 +16,9 @@ POOR_MODEL = "Beware: the model itself is poor"
 
 
 class Aside(str):
-    """A sentence for those who read the report. A terminal leaves it out."""
+    """A sentence for those who read the report. A terminal leaves it out, and the page of several runs folds it."""
+
+    aside = True
 
 
 def points_over_runs(points: pd.Series) -> str:

@@ -17,7 +17,7 @@ from mhaprune.experiments.base import Experiment
 from mhaprune.reporting.headline import Number, against_settings, means_in_latex, means_in_words, means_table
 from mhaprune.reporting.page import render
 from mhaprune.reporting.plots import MOST_RUNS, Plot, draw, elided
-from mhaprune.reporting.sentences import POOR_MODEL
+from mhaprune.reporting.sentences import POOR_MODEL, Aside
 from mhaprune.reporting.settings import Setting, for_figures, setting
 from mhaprune.runs.found import COLLECTION, FoundRun, find_runs, read_run
 from mhaprune.runs.index import index_of
@@ -65,7 +65,8 @@ def collect(folders: Iterable[Path], out: Path, figure: FigureSettings | None = 
             of_kind = [run for run in compared if run.experiment is kind]
             combined = in_common(of_kind)
             sentences, drawn, means = compare(kind, of_kind, combined)
-            lines += sentences
+            count = f"{kind.__name__.lower()}, {len(of_kind)} run{'s' * (len(of_kind) > 1)}:"
+            lines += [count, *sentences] if len(kinds) > 1 else sentences
             plots += [plot.named(prefix + plot.name) for plot in drawn]
             if len(means):
                 folder.write(f"{prefix}means.tex", means_in_latex(means).encode())
@@ -78,7 +79,7 @@ def collect(folders: Iterable[Path], out: Path, figure: FigureSettings | None = 
         lines += [f"{run.label} is not in here, {run.why_not} ({run.place})." for run in left_out]
         held = {place for run in runs for place in (run.folder, *run.folder.parents)}
         lines += [f"{top} holds no run." for top in folders if top not in held]
-        lines = list(map(visible, lines))
+        lines = [type(line)(visible(line)) for line in lines]
         for name, frame in tables.items():
             folder.write_table(name, frame)
         folder.write_figures(plots)
@@ -190,7 +191,7 @@ def compare(
     except Exception as error:  # tables may hold anything
         common = [f"Runs of {kind.__name__.lower()} cannot be compared, {reason(error)}."]
     many = [f"What each of {len(runs)} runs found is in index.html."]
-    each = [f"{run.label}: {run.sentence}" for run in runs if run.sentence]
+    each = [Aside(f"{run.label}: {run.sentence}") for run in runs if run.sentence]
     return [*common, *(many if len(runs) > MOST_RUNS else each)], plots, means
 
 

@@ -187,9 +187,12 @@ def test_every_experiment_says_and_draws_what_its_own_runs_found(tmp_path: Path)
         folder.write_table("pruning", pd.DataFrame({"steps": [1]}))
     lines = collect([tmp_path], tmp_path / "out")
     assert lines[0] == "3 runs of 2 experiments; each is compared with those of its kind."
-    assert lines[1].startswith("experiment=ablate, num_heads=2: 9 of 24")
+    assert (lines[1], lines[4]) == ("ablate, 2 runs:", "train, 1 run:")
+    assert lines[2].startswith("experiment=ablate, num_heads=2: 9 of 24")
     assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["experiment"]) == ["ablate", "train", "ablate"]
-    assert lines[3].startswith("experiment=train, num_heads=4: 0.500 exact match")
+    assert lines[5].startswith("experiment=train, num_heads=4: 0.500 exact match")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.index("train, 1 run:") < page.index("<summary>3 runs in a sentence each") < page.index("9 of 24")
     names = {path.stem for path in (tmp_path / "out").glob("*.csv")}
     means = {"ablate-means", "train-means"}
     assert names == means | {"runs", "ablate-pruning", "ablate-summary", "train-accuracy", "train-pruning"}
