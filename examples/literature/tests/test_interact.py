@@ -3,6 +3,7 @@
 from itertools import combinations
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -171,3 +172,11 @@ def test_means_differ_from_0_by_holm_over_all_of_them() -> None:
     assert (p < 0.05).sum() == 2
     flat = np.array([[0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]).T
     assert interact.differs_p(flat).tolist() == [1, 0]
+
+
+def test_the_signed_colour_map_is_read_without_colour() -> None:
+    """It grows darker all the way from its middle."""
+    colours = matplotlib.colormaps[interact.EXTRA_COST](np.linspace(0, 1, 51))[:, :3]
+    lightness = colours @ (0.2126, 0.7152, 0.0722)
+    assert (np.diff(lightness[:26]) > 0).all()
+    assert (np.diff(lightness[25:]) < 0).all()
