@@ -88,7 +88,8 @@ class FoundRun:
         if self.damage is not None:
             return f"damaged: {self.damage}"
         if (state := self.status.get("status", "no status")) != "done":
-            return ": ".join([state, *filter(None, [self.status.get("reason")])])
+            why = self.status.get("reason")
+            return ": ".join(filter(None, ["stopped" if why == "interrupted" else state, why]))
         if "experiment" not in self.status:
             return "too old: its status names no experiment, run it again"
         if self.experiment is None:
