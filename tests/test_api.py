@@ -37,6 +37,11 @@ def test_a_run_returns_its_tables_figures_and_sentences(cache: Path) -> None:
         results = mhaprune.run("experiment=ablate", "task=sort", *SMALL, f"cache={cache}")
     assert "heads can be removed" in results.sentences[0]
     assert repr(results) == "\n".join([results.title, *results.brief])
+    assert {line[:13] for line in set(results.sentences) - set(results.brief)} == {
+        "The heads rem",
+        "“At 95 % conf",
+        "The choose sp",
+    }
     assert results.tables["pruning"]["run"].nunique() == 1
     assert results.figures["matter"].png.startswith(b"\x89PNG")
     assert results.checks["max_difference_masked_removed"] <= 1e-9

@@ -24,9 +24,9 @@ MOST_COLOURS = 12
 MOST_SAID = 12
 """Largest number of mean values in one sentence."""
 NOTE = (
-    "The first interval is for the mean over models, the second for one new model, both at 95 %. If the models share"
-    " their examples, new examples add scatter: 'task.seed=${seed}' gives each model its own. They suppose runs that"
-    " scatter around one middle. If they form two groups, or a few fail, look at the single runs."
+    "The first interval is for the mean over models, the second for one new model, both at 95 %. They suppose runs that"
+    " scatter around one middle: if there are two groups, or a few fail, look at the single runs. If the models share"
+    " their examples, new examples add scatter: 'task.seed=${seed}' gives each model its own."
 )
 """The sentence that explains the intervals."""
 WHOLE: Any = {"color": CONTROL_COLOUR, "linewidth": 1.8}
