@@ -36,7 +36,8 @@ def as_readers_do(folder: Path) -> Any:
     """A Llama whose layers have the sizes that the config says, with the weights of the folder: none may be missing."""
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
     plain = json.loads((folder / "config.json").read_text())
-    more = {"intermediate_size": 1, "rope_parameters": {"rope_type": "default", "rope_theta": plain["rope_theta"]}}
+    rope = (plain["rope_scaling"] or {"rope_type": "default"}) | {"rope_theta": plain["rope_theta"]}
+    more = {"intermediate_size": 1, "rope_parameters": rope}
     base = transformers.LlamaConfig(**{name: plain[name] for name in mhaprune_decilm.KEPT}, **more)
     model = transformers.LlamaForCausalLM(base)
     for n, block in enumerate(config.block_configs):
@@ -68,9 +69,11 @@ class Nothing(torch.nn.Module):
         return torch.zeros_like(x) if x is not None else (torch.zeros_like(hidden_states), None)
 
 
+ROPE = {"rope_type": "llama3", "rope_theta": 900.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ROPE |= {"original_max_position_embeddings": 8}
 CASES: dict[str, Any] = {
     "nothing removed": (("head",), []),
-    "narrow heads": (("head",), ["2.0", "2.1"]),
+    "narrow heads with other positions": (("head",), ["2.0", "2.1"]),
     "a group, a layer, all but one group": (("head",), ["0.2", "0.3", "0.0", "0.1", "1", "3.4"]),
     "heads of a group, unevenly": (("head",), ["2.1", "3.0", "3.3"]),
     "neurons too, and a whole part": (("head", "neuron"), ["0.0", "0.1", "0.2", "0.3", "n1", "n2.0", "n2.5"]),
@@ -82,7 +85,8 @@ CASES: dict[str, Any] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_reader_computes_what_the_model_does(case: str, tied: bool, tmp_path: Path) -> None:
     units, names = CASES[case]
-    heads = wrapped(llama(tie_word_embeddings=tied, **({"head_dim": 4} if "narrow" in case else {})), units=units)
+    more = {"head_dim": 4, "rope_parameters": ROPE} if "narrow" in case else {}
+    heads = wrapped(llama(tie_word_embeddings=tied, **more), units=units)
     gone = []
     for unit in heads.grid:
         name = f"{'n' * unit.site.startswith('neuron')}{unit.layer}"
