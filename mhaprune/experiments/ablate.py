@@ -248,7 +248,7 @@ class Ablate(HeadBudgets, WithinTolerance):
         "`experiment=explain` shows what the heads look at; `experiment=prune` looks for still"
         " smaller models and saves them."
     )
-    steps = ("score", "prune", "time", "recover", "other examples", "prove")
+    steps = ("model", "score", "prune", "time", "recover", "other examples", "prove", "figures and page")
     figures = (accuracy_curves, agreement, latency_curves, shift_quality, appendix(training_curve))
     say = staticmethod(say_ablation)
     headline = staticmethod(numbers)

@@ -90,7 +90,7 @@ class Experiment(Checked, ABC):
     then: ClassVar[str] = ""
     """What to do next, in a sentence or two, for the report."""
     steps: ClassVar[Sequence[str]] = ()
-    """The steps that its progress line counts, in their order, between the training of the model and the report."""
+    """The steps of a run that its progress line counts, in their order, from the model to the report."""
     figures: ClassVar[Figures] = ()
     """The figures of one run, in the order of the report."""
     figures_over_runs: ClassVar[Figures] = ()

@@ -27,6 +27,7 @@ class Train(Experiment):
     needs_training = True
     question = "How good is the model?"
     then = "`experiment=ablate` shows which of its heads can be removed; the model is in the cache already."
+    steps = ("model", "figures and page")
     figures = (training_curve,)
 
     def __call__(self, study: Study) -> Findings:

@@ -141,8 +141,7 @@ class Run(Checked):
         folder.note(experiment=target(self.experiment), identity=self.identity, code=code_of(self.packages))
         environment = self.source.environment()
         folder.write("environment.json", as_json(environment))
-        steps = self.experiment.steps
-        with doing(self._title, parts=[MODEL, *steps, SHOW] if steps else ()):
+        with doing(self._title, parts=self.experiment.steps):
             results = self._results()
             folder.note(checks=results.checks, trained_with=dict(results.trained_with))
             for name, frame in results.tables.items():
@@ -168,7 +167,7 @@ class Run(Checked):
 
     def results(self) -> Results:
         """Train or load the model, run the experiment, return its results. Only the cache is written."""
-        with doing(self._title):
+        with doing(self._title, parts=self.experiment.steps):
             return self._results()
 
     def _results(self) -> Results:

@@ -86,7 +86,7 @@ class Compare(HeadBudgets):
 
     question = "Which score chooses heads best, and is a search worth its cost?"
     then = "`experiment=ablate scorer=[NAME]` removes heads by the score that you choose."
-    steps = ("score", "best subset", "prune", "prove")
+    steps = ("model", "score", "best subset", "prune", "prove", "figures and page")
     figures = (report.regret_map, appendix(training_curve))
     figures_over_runs = (report.compare_methods,)
     say = staticmethod(report.say)

@@ -54,7 +54,7 @@ class Explain(Experiment):
     reads_example = True
     question = "What does every head look at, and what breaks without it?"
     then = "`experiment=ablate` removes heads."
-    steps = ("score", "patterns", "close each head", "show", "prove")
+    steps = ("model", "score", "patterns", "close each head", "show", "prove", "figures and page")
     figures = (
         *(report.head_profiles, report.attention_maps),
         *(appendix(agreement), appendix(training_curve)),

@@ -49,7 +49,7 @@ class Prune(HeadBudgets, WithinTolerance):
     recovers = measures_shift = True
     question = "How few heads are enough?"
     then = "`model_file=` with a file of `models/` in this folder studies a pruned model with any experiment."
-    steps = ("prune and recover", "controls", "time", "other examples", "prove")
+    steps = ("model", "prune and recover", "controls", "time", "other examples", "prove", "figures and page")
     figures = (report.recovery_curves, report.worth, shift_quality, appendix(training_curve))
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)

@@ -51,7 +51,7 @@ class Speed(HeadBudgets):
 
     question = "How much faster is the model with fewer heads, and at which size?"
     then = "`experiment=ablate` shows which heads can be removed, and what that costs."
-    steps = ("sizes", "trained model", "prove")
+    steps = ("model", "sizes", "trained model", "prove", "figures and page")
     figures = (report.speedup_curves,)
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)

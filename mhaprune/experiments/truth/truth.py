@@ -48,7 +48,7 @@ class Truth(Experiment):
 
     question = "Which scores find the heads that are known to matter?"
     then = "`experiment=ablate scorer=[NAME]` removes heads by the score that you choose."
-    steps = ("known heads", "score", "truth", "prove")
+    steps = ("model", "known heads", "score", "truth", "prove", "figures and page")
     figures = (report.areas, report.ranks)
     figures_over_runs = (report.over_runs,)
     say = staticmethod(report.say)
