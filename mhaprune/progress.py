@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TextIO, TypeVar
 
 from tqdm import tqdm
@@ -140,9 +139,8 @@ def line(steps: Sequence[Step], label: str = "") -> str:
     left, 12 of 24 heads: refit 3 of 8`. The time left is that of the outermost step that counts items."""
     left, counted = seconds_left(steps), _counted(steps)
     words = [_words(step, left if place == counted else None) for place, step in enumerate(steps)]
-    for place, (step, inner) in enumerate(pairwise(steps)):
-        if inner.what in step.parts:
-            words[place] += f", step {step.parts.index(inner.what) + 1} of {len(step.parts)}"
+    if len(steps) > 1 and steps[1].what in (parts := steps[0].parts):
+        words[0] += f", step {parts.index(steps[1].what) + 1} of {len(parts)}"
     return ": ".join([label, *words] if label else words)
 
 

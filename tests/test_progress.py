@@ -177,5 +177,5 @@ def test_a_run_at_a_terminal_shows_the_bar_and_ends_in_its_findings(tmp_path: Pa
     where = [f"cache={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"]
     code, said = at_a_terminal("experiment=ablate", *once(*TINY, "training.steps=300"), *where)
     assert code == 0
-    assert re.search(r"%\|.*ablate on sort: model: training \d+ of 300, about \d+ s left, loss", said)
+    assert re.search(r"%\|.*ablate on sort, step 1 of 8: model: training \d+ of 300, about \d+ s left, loss", said)
     assert said.endswith("report.html\r\n")

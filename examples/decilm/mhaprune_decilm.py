@@ -3,7 +3,7 @@
 A layer of DeciLM has its own number of key-value heads, or no attention, and its own number of neurons, or no
 feed-forward part. But all layers have equally many query heads, and the numbers of neurons are multiples of 256. So
 query heads and neurons that were removed are filled up with zeros, which change no output. The key-value cache is as
-small as that of the pruned model; the rest computes as much as before.
+small as that of the pruned model. It computes less only where a layer has no attention or fewer neurons.
 
 Dimensions: H = query heads, G = key-value heads, K = head_dim, D = width of the model, F = neurons.
 """
@@ -23,6 +23,7 @@ from mhaprune.progress import shown
 from mhaprune.settings.ranges import checked
 from mhaprune.storage.store import make_folder, write_bytes, write_json
 
+WEIGHTS = "model.safetensors"
 MULTIPLE = 256
 """Numbers of neurons are rounded up to a multiple of this by every reader."""
 KEPT = (
@@ -31,6 +32,8 @@ KEPT = (
     *("vocab_size", "attention_bias", "mlp_bias"),
 )
 """Keys of the config that a removal leaves as they were."""
+ACTIVATIONS = ("silu", "relu", "gelu", "gelu_new", "gelu_fast")
+"""The activations that mlx-lm has."""
 CODE = '''"""The config of DeciLM, for readers that take it from transformers."""
 
 from transformers import LlamaConfig
@@ -59,8 +62,9 @@ class DeciLMConfig(LlamaConfig):
 def write(model: nn.Module, folder: str | Path, tokenizer: Any = None) -> None:
     """Write a pruned `LlamaForCausalLM`, and its tokenizer if it is given, into a folder.
 
-    Raises ValueError, one line, for another model, for heads that stream, and for a layer whose key-value heads cannot
-    share the query heads equally; `prune(..., even={layer: groups})` chooses how many stay.
+    Raises ValueError, one line, for another model, for heads that stream, for a layer whose key-value heads cannot
+    share the query heads equally, and for a folder with other weights; `prune(..., even={layer: groups})` chooses how
+    many groups stay.
     """
     if type(model).__name__ != "LlamaForCausalLM":
         raise ValueError(f"model: is a {type(model).__name__}, only a LlamaForCausalLM can be written")
@@ -91,6 +95,10 @@ def write(model: nn.Module, folder: str | Path, tokenizer: Any = None) -> None:
         weights |= {f"{path}.{name}.weight": weight for name, weight in (*attention, *feed_forward)}
     if all(block["attention"]["no_op"] for block in blocks):
         raise ValueError("model: has no attention left, and readers of DeciLM need some")
+    if config.hidden_act not in ACTIVATIONS:
+        raise ValueError(f"model: its activation is {config.hidden_act}, must be one of {', '.join(ACTIVATIONS)}")
+    if others := sorted({path.name for path in Path(folder).glob("*.safetensors")} - {WEIGHTS}):
+        raise ValueError(f"folder={folder}: holds {others[0]}, which readers would take for weights of this model")
     rope = dict(config.rope_parameters)
     theta = rope.pop("rope_theta")
     content = {name: getattr(config, name) for name in KEPT} | {
@@ -106,7 +114,7 @@ def write(model: nn.Module, folder: str | Path, tokenizer: Any = None) -> None:
     target = make_folder("folder", Path(folder))
     save_file(
         {name: weight.detach().cpu().contiguous() for name, weight in weights.items()},
-        target / "model.safetensors",
+        target / WEIGHTS,
         {"format": "pt"},
     )
     write_bytes(target / "configuration_decilm.py", CODE.encode())

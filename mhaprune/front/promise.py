@@ -106,7 +106,9 @@ def fastest_within(heads: Any, within: float, by: Any, made: Callable[[HeadMask]
     confidence is that of all together. Raises ValueError if the first already does.
     """
     if heads.subject.window is not None:
-        raise ValueError(f"within={within:g}: asks for a speed, and heads that stream read a text no faster; use keep=")
+        raise ValueError(
+            f"within={within:g}: seeks a fast model, and heads that stream read a text no faster; use cache_bytes="
+        )
     two_examples(heads.splits, "choose")
     dense, chosen = measure(heads.subject, heads.splits.choose), None
     for mask in track(heads.masks(SHARES, by=by, of="time"), "sizes"):

@@ -16,7 +16,7 @@ POOR_MODEL = "Beware: the model itself is poor"
 
 
 class Aside(str):
-    """A sentence for those who read the report. A terminal leaves it out, and the page of several runs folds it."""
+    """A sentence for those who read the report. A run does not print it, and the page of several runs folds it."""
 
     aside = True
 

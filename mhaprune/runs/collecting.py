@@ -65,8 +65,8 @@ def collect(folders: Iterable[Path], out: Path, figure: FigureSettings | None = 
             of_kind = [run for run in compared if run.experiment is kind]
             combined = in_common(of_kind)
             sentences, drawn, means = compare(kind, of_kind, combined)
-            count = f"{kind.__name__.lower()}, {len(of_kind)} run{'s' * (len(of_kind) > 1)}:"
-            lines += [count, *sentences] if len(kinds) > 1 else sentences
+            several = len(kinds) > 1 and not all(isinstance(each, Aside) for each in sentences)
+            lines += [*[f"{kind.__name__.lower()}, {len(of_kind)} runs:"] * several, *sentences]
             plots += [plot.named(prefix + plot.name) for plot in drawn]
             if len(means):
                 folder.write(f"{prefix}means.tex", means_in_latex(means).encode())

@@ -89,7 +89,7 @@ class FoundRun:
             return f"damaged: {self.damage}"
         if (state := self.status.get("status", "no status")) != "done":
             why = self.status.get("reason")
-            return ": ".join(filter(None, ["stopped" if why == "interrupted" else state, why]))
+            return why if why == "interrupted" else ": ".join(filter(None, [state, why]))
         if "experiment" not in self.status:
             return "too old: its status names no experiment, run it again"
         if self.experiment is None:

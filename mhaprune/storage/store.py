@@ -36,8 +36,10 @@ def write_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         with open(temporary, "wb", opener=regular) as file:
             write(file)
         os.replace(temporary, path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say where
+    except (OSError, RuntimeError) as error:
+        if not isinstance(cause := error.__context__ if isinstance(error, RuntimeError) else error, OSError):
+            raise
+        raise OSError(cause.errno, cause.strerror, str(path)) from error  # a full disk, and torch, do not say where
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,5 +1,6 @@
 """The README of a saved model: what was removed, how well the model does, how to read it, and how it was made."""
 
+import re
 import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -64,8 +65,8 @@ def add_table(folder: Path, table: pd.DataFrame) -> None:
 
 def lost_before(folder: Path) -> list[str]:
     """Return what the model in a folder has lost, as its card says, for the next card."""
-    text = (folder / CARD).read_text() if wrote_card(folder) else ""
-    return [line[2:] for line in text.partition("\n## ")[0].splitlines() if line.startswith("- ")]
+    text = (folder / CARD).read_text(errors="replace") if wrote_card(folder) else ""
+    return re.findall(r"^- (\d+ of \d+ .*)", text.partition("\n## ")[0], re.MULTILINE)
 
 
 def wrote_card(folder: Path) -> bool:

@@ -107,17 +107,15 @@ def difference_when_read(model: Any, folder: Path) -> str:
             read = kind.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # of code that may be anybody's
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    if _streams(model) != _streams(read):
+    parts = (each.named_modules() for each in (model, read))
+    streams = [{path: part.streams for path, part in each if getattr(part, "streams", None)} for each in parts]
+    if streams[0] != streams[1]:
         return "its heads do not stream"
     expected, found = _tensors(model), _tensors(read)
     if odd := sorted(expected.keys() ^ found.keys()):
         return f"{odd[0]} is in one of them only"
     equal = {name: _equal(tensor, found[name]) for name, tensor in expected.items()}
     return next((f"{name} is another" for name, same in equal.items() if not same), "")
-
-
-def _streams(model: nn.Module) -> dict[str, Any]:
-    return {path: module.streams for path, module in model.named_modules() if getattr(module, "streams", None)}
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

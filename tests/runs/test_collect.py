@@ -177,22 +177,26 @@ def test_runs_of_an_older_or_unknown_kind_are_named_in_a_line_each(tmp_path: Pat
 
 @pytest.mark.collected_figures
 def test_every_experiment_says_and_draws_what_its_own_runs_found(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", num_heads=2)
-    make_run(tmp_path / "c", num_heads=8)
+    make_run(tmp_path / "a", num_heads=2, seed=0)
+    make_run(tmp_path / "c", num_heads=2, seed=1)
     with RunFolder(tmp_path / "b").recorded() as folder:
-        identity = {"run": "x", "task": "sort", "num_heads": 4}
+        identity = {"run": "x", "task": "sort", "num_heads": 4, "seed": 0}
         folder.note(kind="run", experiment=target(Train()), identity=identity, findings=["0.500 exact match"])
         row = {f"{name}{end}": 0.5 for name in ("quality", "token_accuracy") for end in ("", "_low", "_high")}
         folder.write_table("accuracy", pd.DataFrame([row]))
         folder.write_table("pruning", pd.DataFrame({"steps": [1]}))
     lines = collect([tmp_path], tmp_path / "out")
     assert lines[0] == "3 runs of 2 experiments; each is compared with those of its kind."
-    assert (lines[1], lines[4]) == ("ablate, 2 runs:", "train, 1 run:")
-    assert lines[2].startswith("experiment=ablate, num_heads=2: 9 of 24")
+    assert (lines[1], lines[2]) == ("ablate, 2 runs:", "Heads that can be removed: 9 each.")
+    runs = [line.partition(":")[0] for line in lines if line.startswith("experiment=")]
+    assert runs == [
+        f"experiment={run}"
+        for run in ("ablate, num_heads=2, seed=0", "ablate, num_heads=2, seed=1", "train, num_heads=4, seed=0")
+    ]
     assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["experiment"]) == ["ablate", "train", "ablate"]
-    assert lines[5].startswith("experiment=train, num_heads=4: 0.500 exact match")
+    assert lines[-1].endswith(": 0.500 exact match")
     page = (tmp_path / "out" / "report.html").read_text()
-    assert page.index("train, 1 run:") < page.index("<summary>3 runs in a sentence each") < page.index("9 of 24")
+    assert page.index("ablate, 2 runs:") < page.index("<summary>3 of the runs, each") < page.index("9 of 24")
     names = {path.stem for path in (tmp_path / "out").glob("*.csv")}
     means = {"ablate-means", "train-means"}
     assert names == means | {"runs", "ablate-pruning", "ablate-summary", "train-accuracy", "train-pruning"}

@@ -1,6 +1,7 @@
 """Folders of models that are not, or not only, models of transformers."""
 
 import copy
+import resource
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,19 @@ def test_no_file_is_in_memory_as_a_whole(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert held < (tmp_path / "weights.pt").stat().st_size / 4
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    """The system refuses a file of more bytes, as a disk without room does."""
+    small = mhaprune.wrap(built(), square, score=[IDS]).prune(mask={0: [1]})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match=f"File too large: '{tmp_path}/weights.pt'"):
+            mhaprune.save(small, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_budgets_that_streaming_does_not_change_are_refused(causal: Heads) -> No
     for how in ({"of": "weights"}, {"of": "time"}, {"faster": 1.5}, {"ms": 1.0}):
         with pytest.raises(ValueError, match=r"heads that stream hold as many weights and read a text no faster"):
             heads.mask(**how)
-    with pytest.raises(ValueError, match=r"^within=0\.1: .* read a text no faster; use keep=$"):
+    with pytest.raises(ValueError, match=r"^within=0\.1: .* read a text no faster; use cache_bytes=$"):
         heads.prune(within=0.1)
     with pytest.raises(ValueError, match=r"^context=9: needs cache_bytes=$"):
         causal.mask(context=9)
