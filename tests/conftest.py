@@ -4,6 +4,7 @@ import gc
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,16 +78,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
     return folder / "cache"
 
 
-class Seen(list[progress.Step]):
-    """The steps in progress. `names` are those that have been in the outermost one."""
+class Seen(list[Any]):
+    """The steps in progress. `names` has those that have been in the outermost one."""
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def append(self, step: progress.Step) -> None:
+    def append(self, step: Any) -> None:
         super().append(step)
-        if len(self) == 2 and step.what not in self.names:
-            self.names.append(step.what)
+        if len(self) == 2:
+            self.names = dict.fromkeys([*getattr(self, "names", ()), step.what])
 
 
 @pytest.fixture(scope="session")
@@ -101,7 +99,7 @@ def ran(shared: Path) -> Callable[[str], Path]:
                     recorded.note(kind="run")
                     patch.setattr(progress, "under_way", seen := Seen())
                     run_of(experiment, shared / "cache")(recorded)
-                    recorded.note(steps=seen.names)
+                    recorded.note(steps=list(seen.names))
         return path
 
     return folder

@@ -54,8 +54,7 @@ class Results:
     def page(self, facts: Mapping[str, Any] | None = None) -> str:
         """Return the report as one self-contained HTML page."""
         proofs = proof_sentences(self.checks)
-        plots = self.figures.values()
-        return render(self.title, self.sentences, plots, self.found, facts or {}, proofs, self.first)
+        return render(self.title, self.sentences, self.figures.values(), self.found, facts or {}, proofs, self.first)
 
     @property
     def brief(self) -> list[str]:
