@@ -260,7 +260,7 @@ def test_a_signal_reaches_the_running_job_and_the_same_command_goes_on(sweep: Be
     with pytest.raises(KeyboardInterrupt):
         sweep("seed=0,1,2")
     assert (sweep.folder / "saved").exists()
-    assert sweep.states == ["done", "failed: interrupted", "not started"]
+    assert sweep.states == ["done", "interrupted", "not started"]
     sweep.wrong.clear()
     sweep.done()
     sweep("seed=0,1,2")
