@@ -112,7 +112,7 @@ def test_a_thumbnail_is_the_map_of_heads_in_small() -> None:
 
 
 SHOWN = (
-    "return [...document.querySelectorAll('tbody tr')].filter(r => !r.hidden).map(r => r.cells[3].textContent).join()"
+    "return [...document.querySelectorAll('tbody tr')].filter(r => !r.hidden).map(r => r.cells[4].textContent).join()"
 )
 
 
@@ -124,9 +124,9 @@ def test_it_is_sorted_and_filtered_by_clicks(tmp_path: Path) -> None:
     failed = [2, 5, 8, 11]
     for script, expected in (
         ("", list(range(12))),
-        (f"{click} all[2].click(); all[2].click();", list(range(12))[::-1]),  # by value: 11 comes before 2
-        (f"{click} all[3].click();", [*by_exact, *failed]),
-        (f"{click} all[3].click(); all[3].click();", [*by_exact[::-1], *failed]),
+        (f"{click} all[3].click(); all[3].click();", list(range(12))[::-1]),  # by value: 11 comes before 2
+        (f"{click} all[4].click();", [*by_exact, *failed]),
+        (f"{click} all[4].click(); all[4].click();", [*by_exact[::-1], *failed]),
         ("field.value = 'FAILED sigkill'; field.dispatchEvent(new Event('input'));", failed),
         ("field.value = 'num_heads=4 state=done'; field.dispatchEvent(new Event('input'));", [4]),
     ):
