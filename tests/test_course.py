@@ -19,7 +19,7 @@ import torch
 import mhaprune.progress
 from support import ROOT
 from support.figures import drawing
-from support.sizes import slow
+from support.sizes import options, slow
 
 LAYER, IMPORTANCE, PRUNING, YOUR_OWN = NOTEBOOKS = ("1_the_layer", "2_importance", "3_pruning", "your_own_model")
 FIGURES = {LAYER: 7, IMPORTANCE: 5, PRUNING: 3, YOUR_OWN: 2}
@@ -194,6 +194,9 @@ def test_every_cell_of_importance_runs_on_a_small_model(tmp_path: Path) -> None:
 def test_it_was_run_before_it_was_kept(notebook: str) -> None:
     code = cells(notebook)
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    ours = [cell["source"] for cell in code if "plugins=" not in "".join(cell["source"])]
+    scorers = re.findall(r"scorer=\[([\w,]+)\]", json.dumps(ours))
+    assert set(",".join(scorers).split(",")) <= {"", *options("scorer")}, "of a package that it does not install"
     outputs = [output for cell in code for output in cell["outputs"]]
     assert [kind for output in outputs for kind in output.get("data", {})].count("image/png") == FIGURES[notebook]
     assert not any(output["output_type"] == "error" or output.get("name") == "stderr" for output in outputs)
