@@ -99,18 +99,6 @@ def write(model: nn.Module, folder: str | Path, tokenizer: Any = None) -> None:
         raise ValueError(f"model: its activation is {config.hidden_act}, must be one of {', '.join(ACTIVATIONS)}")
     if others := sorted({path.name for path in Path(folder).glob("*.safetensors")} - {WEIGHTS}):
         raise ValueError(f"folder={folder}: holds {others[0]}, which readers would take for weights of this model")
-    rope = dict(config.rope_parameters)
-    theta = rope.pop("rope_theta")
-    content = {name: getattr(config, name) for name in KEPT} | {
-        "architectures": ["DeciLMForCausalLM"],
-        "auto_map": {"AutoConfig": "configuration_decilm.DeciLMConfig"},
-        "model_type": "nemotron-nas",
-        "num_attention_heads": heads,
-        "rope_theta": theta,
-        "rope_scaling": None if rope.get("rope_type", "default") == "default" else rope,
-        "torch_dtype": str(whole.dtype).removeprefix("torch."),
-        "block_configs": blocks,
-    }
     target = make_folder("folder", Path(folder))
     save_file(
         {name: weight.detach().cpu().contiguous() for name, weight in weights.items()},
@@ -118,9 +106,25 @@ def write(model: nn.Module, folder: str | Path, tokenizer: Any = None) -> None:
         {"format": "pt"},
     )
     write_bytes(target / "configuration_decilm.py", CODE.encode())
-    write_json(target / "config.json", content)
+    write_json(target / "config.json", config_of(whole, heads, blocks))
     if tokenizer is not None:
         tokenizer.save_pretrained(target)
+
+
+def config_of(model: Any, heads: int, blocks: list[Any]) -> dict[str, Any]:
+    """Return the config of the folder: `heads` query heads in every layer, and the sizes of each."""
+    rope = dict(model.config.rope_parameters)
+    theta = rope.pop("rope_theta")
+    return {name: getattr(model.config, name) for name in KEPT} | {
+        "architectures": ["DeciLMForCausalLM"],
+        "auto_map": {"AutoConfig": "configuration_decilm.DeciLMConfig"},
+        "model_type": "nemotron-nas",
+        "num_attention_heads": heads,
+        "rope_theta": theta,
+        "rope_scaling": None if rope.get("rope_type", "default") == "default" else rope,
+        "torch_dtype": str(model.dtype).removeprefix("torch."),
+        "block_configs": blocks,
+    }
 
 
 def attention_of(layer: Any, path: str, heads: int) -> Iterator[tuple[str, Tensor]]:
