@@ -32,10 +32,10 @@ from mhaprune.settings.ranges import Ge, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.tables import MOMENTS, USUAL
 from mhaprune.wrapping.at_rest import eager
-from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, Block
 from mhaprune.wrapping.cuts import tell
 from mhaprune.wrapping.losses import Judge
+from mhaprune.wrapping.pairs import paired
 from mhaprune.wrapping.saving import make_plain
 from mhaprune.wrapping.understand import ModelWithData, proved_again, understand, with_window
 from mhaprune.wrapping.wrapped import WrappedModel
@@ -96,7 +96,7 @@ def wrap(
         raise ValueError(f"shift={taken[0]}: is the name of a split, {', '.join((*SPLITS, USUAL))} are taken")
     splits |= shift or {}
     if corrupt is not None:
-        splits["score"] = Batches.of(score, "score").with_corrupt(corrupt)
+        splits["score"] = paired(score, corrupt)
     return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed, prove, workers, cache, units)))
 
 

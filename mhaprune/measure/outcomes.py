@@ -4,6 +4,7 @@ Dimensions: E = examples of a split, M = masks, N = all heads, K = head_dim, B =
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -87,17 +88,35 @@ def check_weights_finite(model: nn.Module) -> None:
             raise Diverged(f"its weight {name} is {bad[0].item()} in {len(bad)} of {weight.numel()} places")
 
 
+CHUNK = 2**16
+"""The number of weights that are added up at once."""
+
+
 @torch.no_grad()
-def weight_sums(model: nn.Module) -> tuple[float, ...]:
-    """Return a sum for each weight and buffer that changes if one of its numbers does, or if its rows change places. It
-    is not finite if a number is not."""
-    sums = []
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point() and tensor.numel() and not tensor.is_meta:
-            whole = tensor.detach().reshape(len(tensor) if tensor.dim() else 1, -1)
-            rows = whole.sum(dim=1, dtype=torch.float if whole.dtype.itemsize < 4 else None).double()
-            sums.append((rows @ torch.arange(1, len(rows) + 1, device=rows.device).double()).cpu())
-    return tuple(torch.stack(sums).tolist()) if sums else ()
+def weight_sums(model: nn.Module) -> tuple[int, ...]:
+    """Return a number for each weight and buffer that changes if one of its bits does, or if its values change places:
+    the sum of the values, read as whole numbers, times factors drawn for their places."""
+    return tuple(_sum_of_bits(tensor.detach()) for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _sum_of_bits(tensor: Tensor) -> int:
+    if tensor.is_meta or not tensor.numel():
+        return 0
+    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    whole = {1: torch.uint8, 2: torch.int16}.get(values.itemsize, torch.int32)
+    factors, total = _factors(values.device), 0
+    product = torch.empty_like(factors)
+    for chunk in values.reshape(-1).view(whole).split(CHUNK):
+        part = torch.mul(chunk, factors[: len(chunk)], out=product[: len(chunk)])
+        total = (total * 1_000_003 + int(part.sum())) % 2**64
+    return total
+
+
+@lru_cache(maxsize=4)
+def _factors(device: torch.device) -> Tensor:
+    """Return an odd number for each place of a chunk, so that no change of one value is lost."""
+    drawn = torch.randint(2**30, (CHUNK,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    return (2 * drawn + 1).to(device)
 
 
 def measure_removed(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> Outcome:

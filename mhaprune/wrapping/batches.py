@@ -20,11 +20,11 @@ from mhaprune.wrapping.tensors import tensors_in
 MASK = "attention_mask"
 IGNORED = -100
 """The value of labels that losses ignore."""
-DENSE = "dense"
-"""The name of the field that holds the dense model's output, for a loss to read."""
+DENSE = "dense output"
+"""The name of the field that holds the dense model's output, for a loss to read. No argument can have this name."""
 LABELS = "labels"
 CORRUPT = "corrupt "
-"""The begin of the names of the fields of the corrupt counterparts."""
+"""The begin of the names of the values of the corrupt counterparts."""
 
 Column = Tensor | list[Any]
 """One entry per example."""
@@ -69,6 +69,32 @@ class Kind:
         """Return whether examples of both can share a pass."""
         alike = self.shapes == other.shapes and self.constants.keys() == other.constants.keys()
         return alike and all(_equal(value, other.constants[name]) for name, value in self.constants.items())
+
+    def equal_to(self, other: Kind) -> int:
+        """Return how many examples have the same values in `other`, in the same row."""
+        same = [torch.full((len(self),), all(_equal(x, other.constants.get(name)) for name, x in self.constants.items()))]
+        for name, x in self.fields.items():
+            y = other.fields[name]
+            rows = (x == y).reshape(len(x), -1).all(dim=1).cpu() if isinstance(x, Tensor) else map(_equal, x, y)
+            same.append(torch.as_tensor(list(rows)))
+        return int(torch.stack(same).all(dim=0).sum())
+
+    @property
+    def parts(self) -> tuple[Mapping[str, Column], Mapping[str, Any]]:
+        """The fields and the constants."""
+        return self.fields, self.constants
+
+    def equal_to(self, other: Kind) -> int:
+        """Return how many examples have the same values in `other`, in the same row."""
+        same = [torch.full((len(self),), all(_equal(x, other.constants.get(name)) for name, x in self.constants.items()))]
+        for name, x in self.fields.items():
+            y = other.fields[name]
+            rows = (x == y).reshape(len(x), -1).all(dim=1).cpu() if isinstance(x, Tensor) else map(_equal, x, y)
+            same.append(torch.as_tensor(list(rows)))
+        return int(torch.stack(same).all(dim=0).sum())
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter((self.constants, self.fields))
 
     def select(self, rows: Tensor) -> Kind:
         """Return the examples in these rows."""
@@ -282,32 +308,36 @@ class Batches(Data):
         return replace(self, kinds=tuple(kinds))
 
     def with_corrupt(self, batches: Any) -> Self:
-        """Return the examples with their corrupt counterparts. Raises ValueError for what cannot be paired."""
+        """Return the examples with their corrupt counterparts, each with all values of its own batch. Raises ValueError
+        for what cannot be paired."""
         given = Batches.of(batches, "corrupt")
-        if len(given) != len(self) or not torch.equal(given.at, self.at) or len(given.kinds) != len(self.kinds):
+        if len(given) != len(self):
             raise ValueError(
                 f"corrupt: {len(given)} examples cannot be paired with the {len(self)} of score, must have the same"
                 " number of examples in every batch, and the same shapes"
             )
-        kinds = []
-        for own, other in zip(self.kinds, given.kinds, strict=True):
+        which, places = torch.cat([self.at[:, :1], given.at[:, :1]], dim=1).unique(dim=0, return_inverse=True)
+        kinds, at = [], torch.zeros_like(self.at)
+        for number, (mine, theirs) in enumerate(which.tolist()):
+            here = places == number
+            own, other = self.kinds[mine].select(self.at[here, 1]), given.kinds[theirs].select(given.at[here, 1])
             if own.shapes != other.shapes:
                 columns = f"{other.width} and {own.width} columns"
                 raise ValueError(f"corrupt: has batches of other shapes than score ({columns}), must have the same")
-            pairs: list[Any] = [(own.fields[name], x) for name, x in other.fields.items() if isinstance(x, Tensor)]
-            equal = torch.stack([(x == y).reshape(len(own), -1).all(dim=1) for x, y in pairs])
-            if same := int(equal.all(dim=0).sum()):
+            if same := own.equal_to(other):
                 raise ValueError(f"corrupt: {same} examples are equal to their counterparts, must differ from them")
-            kinds.append(Kind({**own.fields, **{CORRUPT + name: x for name, x in other.fields.items()}}, own.constants))
-        return replace(self, kinds=tuple(kinds))
+            parts = [(own.fields, other.fields), (own.constants, other.constants)]
+            kinds.append(Kind(*({**of, **{CORRUPT + name: x for name, x in to.items()}} for of, to in parts)))
+            at[here] = torch.stack([torch.full((len(own),), number), torch.arange(len(own))], dim=1)
+        return replace(self, kinds=tuple(kinds), at=at)
 
     def counterpart(self) -> Self:
         if not any(name.startswith(CORRUPT) for name in self.kinds[0].fields):
             return super().counterpart()
         kinds = []
         for kind in self.kinds:
-            fields = {name.removeprefix(CORRUPT): x for name, x in kind.fields.items() if name.startswith(CORRUPT)}
-            kinds.append(Kind(fields, kind.constants))
+            parts = ({n.removeprefix(CORRUPT): x for n, x in part.items() if n.startswith(CORRUPT)} for part in kind)
+            kinds.append(Kind(*parts))
         return replace(self, kinds=tuple(kinds))
 
     def as_given(self) -> Any:
@@ -322,8 +352,7 @@ class Batches(Data):
 
     def arguments(self) -> Any:
         """Return the input of the model: the batch without the fields that only the loss reads."""
-        fields = {name: x for name, x in self.fields.items() if not name.startswith(CORRUPT)}
-        known = {**self.whole.constants, **fields}
+        known = {name: x for part in self.whole.parts for name, x in part.items() if not name.startswith(CORRUPT)}
         values = {name: known[name] for name in (*self.names, *sorted({*known} - {*self.names, DENSE}))}
         if self.form is dict:
             return values
@@ -375,6 +404,10 @@ def _kind_of(batch: Mapping[str, Any], name: str) -> Kind:
                 f"{name}: {key} is a {type(value).__name__} with tensors in it, must be a tensor; give each of them a"
                 " name of its own, and call=lambda model, batch: ... puts them together"
             )
+        if key == DENSE or str(key).startswith(CORRUPT):
+            raise ValueError(f"{name}: {key!r} is a name that mhaprune uses itself, must be another")
+        if key == DENSE or str(key).startswith(CORRUPT):
+            raise ValueError(f"{name}: {key!r} is a name of mhaprune's own, must have another")
     lists = {key: value for key, value in batch.items() if isinstance(value, list) and {len(value)} == rows}
     fields = {key: value for key, value in batch.items() if key in tensors or key in lists}
     return Kind(fields, {key: value for key, value in batch.items() if key not in fields})

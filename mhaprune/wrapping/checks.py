@@ -1,6 +1,5 @@
 """Checks of a model before anything is proved: whether it can be called, read and cut."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +38,7 @@ def check_call(model: nn.Module, batch: Batches, run: Callable[[nn.Module, Any],
         )
 
 
-def check_weights(model: nn.Module) -> tuple[float, ...]:
+def check_weights(model: nn.Module) -> tuple[int, ...]:
     """Return the `weight_sums` of a model. Raises `Unsupported` for weights that cannot be read or cut."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise Unsupported("model: is a DistributedDataParallel, wrap model.module")
@@ -54,17 +53,15 @@ def check_weights(model: nn.Module) -> tuple[float, ...]:
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise Unsupported(f"model: its weight {name} is on the meta device, load the weights first")
-    sums = weight_sums(model)
     try:
-        if not all(map(math.isfinite, sums)):
-            check_weights_finite(model)
+        check_weights_finite(model)
     except Diverged as error:
         raise Unsupported(f"model: {error}") from None
     for path, module in model.named_modules():
         kind = type(module)
         if "quantized" in kind.__module__ or kind.__name__ in ("Linear8bitLt", "Linear4bit"):
             raise Unsupported(f"model: {path} is a {kind.__name__} of {kind.__module__}, must have plain weights")
-    return sums
+    return weight_sums(model)
 
 
 def check_buffers(model: nn.Module, call: Callable[[], Any]) -> None:

@@ -48,7 +48,7 @@ class ModelWithData:
     """The seed of scores that draw random numbers."""
     unseen: tuple[str, ...] = ()
     """The paths of the attention layers in which no head was found."""
-    weights: tuple[float, ...] = ()
+    weights: tuple[int, ...] = ()
     """The weights that were proved, as `weight_sums`."""
     proof: BlockProof | None = None
     """The proof of a removal with its recorded inputs, if these are small."""
@@ -93,7 +93,7 @@ class ModelWithData:
 
     def check_unchanged(self) -> None:
         """Raise ValueError if the weights are no longer those that were proved."""
-        if self.weights and repr(weight_sums(self.subject.model)) != repr(self.weights):  # also with a nan
+        if self.weights and weight_sums(self.subject.model) != self.weights:
             raise ValueError(
                 "model: its weights have changed since wrap, so that scores and proofs are not of this model; wrap it"
                 " again"

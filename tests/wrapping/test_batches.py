@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from mhaprune import losses
-from mhaprune.wrapping.batches import Batches
+from mhaprune.wrapping.batches import DENSE, Batches
 
 
 def text(*ids: list[int]) -> dict[str, Tensor]:
@@ -152,7 +152,7 @@ def test_drift_is_the_angle_to_the_whole_model_over_real_tokens() -> None:
     batch = {"attention_mask": mask}
     pooled = losses.mean_of_tokens({"last_hidden_state": states}, batch)
     torch.testing.assert_close(pooled[0], states[0, :2].mean(0))
-    moved = {**batch, "dense": pooled.flip(0)}
+    moved = {**batch, DENSE: pooled.flip(0)}
     expected = 1 - F.cosine_similarity(pooled, pooled.flip(0), dim=-1)
     torch.testing.assert_close(losses.drift({"last_hidden_state": states}, moved), expected)
     torch.testing.assert_close(losses.similarity({"last_hidden_state": states}, moved), 1 - expected)

@@ -97,3 +97,71 @@ def test_the_model_and_the_loss_do_not_see_the_counterparts() -> None:
     assert with_pairs.score("ablation").equals(
         alone.score("ablation").assign(seconds=with_pairs.score("ablation")["seconds"])
     )
+
+
+class WithFlag(torch.nn.Module):
+    """The classifier with a value beside the tensors, which belongs to the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = classifier()
+
+    def forward(self, input_ids: Tensor, shift: int = 0, **others: Any) -> Any:
+        return self.inner((input_ids + shift) % 10 + 1, torch.ones_like(input_ids))
+
+
+def test_a_counterpart_runs_with_the_values_beside_its_own_tensors() -> None:
+    """The values differ from batch to batch, and tensors may even be equal."""
+    model = WithFlag().eval()
+    by_flag = [batch | {"shift": n + 1} for n, batch in enumerate(CLEAN)]
+    by_ids = [batch | {"input_ids": batch["input_ids"] + n + 2, "shift": -1} for n, batch in enumerate(CLEAN)]
+    clean = [batch | {"shift": 0} for batch in CLEAN]
+    tables = [
+        mhaprune.wrap(model, losses.classification, score=clean, corrupt=corrupt).score("patching")["score"]
+        for corrupt in (by_flag, by_ids)
+    ]
+    torch.testing.assert_close(*(torch.tensor(scores.to_numpy()) for scores in tables))
+    assert tables[0].abs().max() > 0.01
+
+
+class Drawn(torch.utils.data.Sampler[int]):
+    """A sampler of one's own that draws the order."""
+
+    def __iter__(self) -> Any:
+        return iter(torch.randperm(18).tolist())
+
+    def __len__(self) -> int:
+        return 18
+
+
+@pytest.mark.parametrize("how", [{"shuffle": True}, {"sampler": Drawn()}])
+@pytest.mark.parametrize("name", ["score", "corrupt"])
+def test_loaders_in_a_random_order_are_not_paired(name: str, how: dict[str, Any]) -> None:
+    ids = torch.cat([batch["input_ids"][:, :3] for batch in CLEAN])
+    rows = [{"input_ids": row, "attention_mask": torch.ones(3), "labels": torch.tensor(0)} for row in ids]
+    other = [row | {"input_ids": row["input_ids"] % 10 + 1} for row in rows]
+    given: dict[str, Any] = {
+        key: torch.utils.data.DataLoader(data, 6, **how if key == name else {})  # type: ignore[arg-type]
+        for key, data in (("score", rows), ("corrupt", other))
+    }
+    with pytest.raises(ValueError, match=rf"^{name}: reads its examples in a random order[^\n]*$"):
+        mhaprune.wrap(MODEL, losses.classification, **given)
+    given[name] = torch.utils.data.DataLoader(rows if name == "score" else other, 6)  # type: ignore[arg-type]
+    assert len(mhaprune.wrap(MODEL, losses.classification, **given).splits.score) == 18
+
+
+@pytest.mark.parametrize("name", ["dense output", "corrupt x"])
+def test_names_of_ours_are_refused_and_dense_is_a_name_like_any(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^score: '{name}' is a name that mhaprune uses itself[^\n]*$"):
+        mhaprune.wrap(MODEL, losses.classification, score=[CLEAN[0] | {name: 1}])
+    given = {key: [{key: batch["input_ids"]} for batch in CLEAN] for key in ("dense", "other")}
+    scores = [
+        mhaprune.wrap(
+            MODEL,
+            losses.Drift(lambda output, batch: output["logits"]),
+            score=batches,
+            call=lambda model, batch: model(*batch.values(), torch.ones_like(*batch.values())),
+        ).score("ablation")["score"]
+        for batches in given.values()
+    ]
+    assert scores[0].tolist() == scores[1].tolist()

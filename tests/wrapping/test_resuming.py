@@ -1,7 +1,6 @@
 """Long scorings: kept on disk, so that they go on after an interruption, and batches that do not fit."""
 
 import logging
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,13 @@ def everything_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Counted:
-    """A loss that counts the rows it judges by their length, and can be killed at one, which the environment names."""
+    """A loss that counts the rows it judges by their length."""
 
     def __init__(self, factor: float = 1.0) -> None:
         self.calls, self.factor = Counter[int](), factor
 
     def __call__(self, output: Any, batch: Any) -> Tensor:
-        length = batch["input_ids"].shape[1]
-        self.calls[length] += 1
-        if os.environ.get("STOP_AT") == str(length) and self.calls[length] > 3:
-            raise KeyboardInterrupt
+        self.calls[batch["input_ids"].shape[1]] += 1
         return losses.classification(output, batch).mul(self.factor).round(decimals=1)
 
 
@@ -52,10 +48,17 @@ def test_a_killed_scoring_goes_on_and_is_equal_in_every_bit(
     tmp_path: Path, scorer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = scored(None, Counted(), scorer=scorer)
-    monkeypatch.setenv("STOP_AT", "6")
-    with pytest.raises(KeyboardInterrupt):
+    calls, judge = Counter[int](), losses.classification
+
+    def killed(output: Any, batch: Any) -> Tensor:
+        calls[length := batch["input_ids"].shape[1]] += 1
+        if length == 6 and calls[length] > 3 and calls[7] > 1:
+            raise KeyboardInterrupt
+        return judge(output, batch)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(losses, "classification", killed)  # which is known by its name
         scored(tmp_path, Counted(), scorer=scorer)
-    monkeypatch.delenv("STOP_AT")
     again = Counted()
     assert scored(tmp_path, again, scorer=scorer).equals(whole)
     assert again.calls == {4: 1, 5: 1, 6: 10, 7: 10}  # an open pass tells the batch; then eight heads and none closed

@@ -12,6 +12,7 @@ import mhaprune
 from mhaprune import losses
 from mhaprune.attention.gates import Softmax
 from mhaprune.scorers.ablation import Ablation
+from mhaprune.wrapping.batches import DENSE
 from mhaprune_literature.attention import Entropy
 from mhaprune_literature.subset import Subset
 from support.attention import Attention, pruned
@@ -166,7 +167,7 @@ def test_losses_are_computed_in_single_precision(dtype: torch.dtype) -> None:
     model = Net().to(dtype)
     heads = wrapped(model, loss=losses.drift, split=[batch[0] for batch in texts()])
     assert heads.evaluate()["loss"][0] == pytest.approx(0, abs=1e-6), "the whole model does not drift from itself"
-    assert heads.splits.score.kinds[0].fields["dense"].dtype == torch.float32  # type: ignore[union-attr]
+    assert heads.splits.score.kinds[0].fields[DENSE].dtype == torch.float32  # type: ignore[union-attr]
 
 
 def test_a_layer_that_is_called_twice_is_heard_twice() -> None:
@@ -260,16 +261,26 @@ def test_a_gate_that_was_learned_is_folded_in_the_precision_of_the_proof() -> No
 
 
 def test_what_was_measured_belongs_to_the_weights_that_were_measured() -> None:
+    """Also if a change leaves the sum of every row as it is, and if only whole numbers change."""
     model = Net()
+    model.register_buffer("levels", torch.arange(4))
     heads = wrapped(model)
     heads.score("ablation")
-    for change in (lambda weight: weight.data.mul_(1.001), lambda weight: weight.data.copy_(weight.data.flip(0))):
+    changes: list[Any] = [
+        lambda weight: weight.data.mul_(1.001),
+        lambda weight: weight.data.copy_(weight.data.flip(0)),
+        lambda weight: weight.data.copy_(weight.data.roll(4, 1)),
+        lambda weight: weight.data[:, 0].mul_(1 + 2**-23),
+        lambda weight: model.levels.add_(1),
+    ]
+    for change in changes:
         kept = model.layers[0].o.weight.data.clone()
         change(model.layers[0].o.weight)
         for call in (heads.score, partial(heads.prune, keep=0.5), heads.evaluate, heads.mask):
             with pytest.raises(ValueError, match="model: its weights have changed since wrap"):
                 call()
         model.layers[0].o.weight.data.copy_(kept)
+        model.levels.copy_(torch.arange(4))  # type: ignore[operator]
         heads.score("ablation")
 
 
