@@ -77,7 +77,7 @@ def load(
         torch.empty(0, device=device)
     if any(os.path.exists(Path(path, name)) for name in ("config.json", REMOVAL)):  # Path.exists raises for bad names
         found = load_folder(Path(path), trust_remote_code, model).to(device)
-        vars(found)[LOST] = lost_before(Path(path))
+        vars(found)[LOST] = lost_before(Path(path), found)
         return found
     return Loaded(*restored(read(str(path)), device))
 

@@ -6,9 +6,11 @@ import pickle
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+from typing import Any
 from unicodedata import category
 
 from mhaprune.settings.plugins import PACKAGE
@@ -54,6 +56,13 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{_place(error)} (HYDRA_FULL_ERROR=1 shows all)"
 
 
+def quoted(words: Iterable[Any]) -> str:
+    """Return words of a file that may be anybody's, for a message: the first three, short, and without signs that
+    steer a terminal."""
+    short = (str(word)[:60] for word in islice(words, 3))
+    return ", ".join("".join(sign if sign.isprintable() else "?" for sign in word) for word in short)
+
+
 @contextmanager
 def foreign(where: str, code: str = "") -> Iterator[None]:
     """Turn any exception inside the context into a ValueError of one line that begins with `where`.
@@ -63,7 +72,7 @@ def foreign(where: str, code: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = " ".join(str(error).split())[:500]
+        text = "".join(sign for sign in " ".join(str(error).split())[:500] if sign.isprintable())
         if "trust_remote_code" in text:
             text = f"it names Python code to run, auto_map, which only {code} allows"
         elif "weights_only" in text or isinstance(error, pickle.UnpicklingError):  # torch advises to run its code

@@ -18,7 +18,7 @@ from mhaprune.sources.pretrained import Judges, Pretrained, PretrainedModel, bat
 from mhaprune.sources.texts import CORRUPT, LABEL, TARGET, TEXT, Row, in_splits, read_rows
 from mhaprune.wrapping import losses
 from mhaprune.wrapping.batches import IGNORED
-from mhaprune.wrapping.saving import check_config, check_folder, class_in, config_in, shrinking
+from mhaprune.wrapping.saving import check_config, check_folder, class_in, config_in, refuse_adapter, shrinking
 
 log = logging.getLogger(__name__)
 
@@ -193,9 +193,10 @@ class Folder:
                 raise ValueError(f"model.path={path}: has no config.json, must be a folder that save_pretrained wrote")
             with foreign(f"model.path={path}: cannot be read"):
                 check_folder(Path(path))
+            refuse_adapter("model.path", Path(path))
         self.config = self._read("config", config_in)
         with foreign(f"model.path={path}: its config cannot be read"):
-            check_config(self.config)
+            check_config(self.config, trust_remote_code)
 
     @property
     def tasks(self) -> list[str]:

@@ -103,10 +103,10 @@ class _Description:
         return parts
 
     def function(self, value: FunctionType) -> Any:
-        cells = {name: cell.cell_contents for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ())}
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
         names = list(dict.fromkeys(_names(value.__code__)))
         named = {name: value.__globals__[name] for name in names if name in value.__globals__}
-        modules = [part for part in (*cells.values(), *named.values()) if isinstance(part, ModuleType)]
+        modules = [part for part in (*cells, *named.values()) if isinstance(part, ModuleType)]
         modules += [_imported(name) for name in _imports(value.__code__)]
         own = [module for module in modules if not _fixed(module.__name__)]
         if outside := [name for name in names if name in (OUTSIDE if not own else OUTSIDE | BY_TEXT)]:

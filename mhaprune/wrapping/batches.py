@@ -70,15 +70,6 @@ class Kind:
         alike = self.shapes == other.shapes and self.constants.keys() == other.constants.keys()
         return alike and all(_equal(value, other.constants[name]) for name, value in self.constants.items())
 
-    def equal_to(self, other: Kind) -> int:
-        """Return how many examples have the same values in `other`, in the same row."""
-        same = [torch.full((len(self),), all(_equal(x, other.constants.get(name)) for name, x in self.constants.items()))]
-        for name, x in self.fields.items():
-            y = other.fields[name]
-            rows = (x == y).reshape(len(x), -1).all(dim=1).cpu() if isinstance(x, Tensor) else map(_equal, x, y)
-            same.append(torch.as_tensor(list(rows)))
-        return int(torch.stack(same).all(dim=0).sum())
-
     @property
     def parts(self) -> tuple[Mapping[str, Column], Mapping[str, Any]]:
         """The fields and the constants."""
@@ -86,15 +77,13 @@ class Kind:
 
     def equal_to(self, other: Kind) -> int:
         """Return how many examples have the same values in `other`, in the same row."""
-        same = [torch.full((len(self),), all(_equal(x, other.constants.get(name)) for name, x in self.constants.items()))]
+        alike = all(_equal(x, other.constants.get(name)) for name, x in self.constants.items())
+        same = [torch.full((len(self),), alike)]
         for name, x in self.fields.items():
             y = other.fields[name]
             rows = (x == y).reshape(len(x), -1).all(dim=1).cpu() if isinstance(x, Tensor) else map(_equal, x, y)
             same.append(torch.as_tensor(list(rows)))
         return int(torch.stack(same).all(dim=0).sum())
-
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        return iter((self.constants, self.fields))
 
     def select(self, rows: Tensor) -> Kind:
         """Return the examples in these rows."""
@@ -318,16 +307,17 @@ class Batches(Data):
             )
         which, places = torch.cat([self.at[:, :1], given.at[:, :1]], dim=1).unique(dim=0, return_inverse=True)
         kinds, at = [], torch.zeros_like(self.at)
-        for number, (mine, theirs) in enumerate(which.tolist()):
+        for number, (at_own, at_given) in enumerate(which.tolist()):
             here = places == number
-            own, other = self.kinds[mine].select(self.at[here, 1]), given.kinds[theirs].select(given.at[here, 1])
+            own = self.kinds[at_own].select(self.at[here, 1])
+            other = given.kinds[at_given].select(given.at[here, 1])
             if own.shapes != other.shapes:
                 columns = f"{other.width} and {own.width} columns"
                 raise ValueError(f"corrupt: has batches of other shapes than score ({columns}), must have the same")
             if same := own.equal_to(other):
                 raise ValueError(f"corrupt: {same} examples are equal to their counterparts, must differ from them")
-            parts = [(own.fields, other.fields), (own.constants, other.constants)]
-            kinds.append(Kind(*({**of, **{CORRUPT + name: x for name, x in to.items()}} for of, to in parts)))
+            both = zip(own.parts, other.parts, strict=True)
+            kinds.append(Kind(*({**mine, **{CORRUPT + n: x for n, x in theirs.items()}} for mine, theirs in both)))
             at[here] = torch.stack([torch.full((len(own),), number), torch.arange(len(own))], dim=1)
         return replace(self, kinds=tuple(kinds), at=at)
 
@@ -336,7 +326,7 @@ class Batches(Data):
             return super().counterpart()
         kinds = []
         for kind in self.kinds:
-            parts = ({n.removeprefix(CORRUPT): x for n, x in part.items() if n.startswith(CORRUPT)} for part in kind)
+            parts = ({n.removeprefix(CORRUPT): x for n, x in part.items() if n.startswith(CORRUPT)} for part in kind.parts)
             kinds.append(Kind(*parts))
         return replace(self, kinds=tuple(kinds))
 
@@ -406,8 +396,6 @@ def _kind_of(batch: Mapping[str, Any], name: str) -> Kind:
             )
         if key == DENSE or str(key).startswith(CORRUPT):
             raise ValueError(f"{name}: {key!r} is a name that mhaprune uses itself, must be another")
-        if key == DENSE or str(key).startswith(CORRUPT):
-            raise ValueError(f"{name}: {key!r} is a name of mhaprune's own, must have another")
     lists = {key: value for key, value in batch.items() if isinstance(value, list) and {len(value)} == rows}
     fields = {key: value for key, value in batch.items() if key in tensors or key in lists}
     return Kind(fields, {key: value for key, value in batch.items() if key not in fields})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch import nn
 
 from mhaprune.storage.store import write_bytes
 
@@ -63,10 +64,23 @@ def add_table(folder: Path, table: pd.DataFrame) -> None:
         write_bytes(folder / CARD, text.encode())
 
 
-def lost_before(folder: Path) -> list[str]:
-    """Return what the model in a folder has lost, as its card says, for the next card."""
+BLOCK = r"([\w.]+)(?:@\d+)?\.\d+: (?:\d+(?: \d+)*|\d+ units)"
+LINE = re.compile(
+    r"- (\d+ of \d+ (?:heads|neurons|units|sublayers|key-value groups|attention layers|heads of single calls): "
+    rf"{BLOCK}(?:, {BLOCK})*"
+    r"(?: \(they still see the first \d+ tokens and the last \d+\))?(?:, then (?:refitted|trained))*)"
+)
+"""A line of a card that says what was removed, as `cuts.tell` writes it."""
+
+
+def lost_before(folder: Path, model: nn.Module) -> list[str]:
+    """Return what the model in a folder has lost, as its card says, for the next card. The card may be anybody's, so
+    only lines that we could have written of this model are taken over."""
     text = (folder / CARD).read_text(errors="replace") if wrote_card(folder) else ""
-    return re.findall(r"^- (\d+ of \d+ .*)", text.partition("\n## ")[0], re.MULTILINE)
+    lines = map(LINE.fullmatch, text.partition("\n## ")[0].splitlines())
+    words = {"attention", "layer", "neuron", *(word for path, _ in model.named_modules() for word in path.split("."))}
+    sites = re.compile(BLOCK)
+    return [line[1] for line in lines if line and {w for s in sites.findall(line[1]) for w in s.split(".")} <= words]
 
 
 def wrote_card(folder: Path) -> bool:

@@ -29,8 +29,8 @@ def _in_order(batches: Any, name: str) -> Batches:
     drawn = any(isinstance(each, DRAWING) or getattr(each, "shuffle", False) for each in samplers)
     if drawn or not _equal(found, Batches.of(_again(batches, name), name)):
         raise ValueError(
-            f"{name}: reads its examples in a random order, so they cannot be paired; must have shuffle=False if corrupt="
-            " is given"
+            f"{name}: reads its examples in a random order, so they cannot be paired; must have shuffle=False with"
+            " corrupt="
         )
     return found
 

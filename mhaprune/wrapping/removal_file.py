@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mhaprune.measure.outcomes import check_weights_finite
-from mhaprune.settings.refusals import foreign
+from mhaprune.settings.refusals import foreign, quoted
 from mhaprune.storage.store import write_file, write_json
 from mhaprune.wrapping.cuts import Cut
 from mhaprune.wrapping.removal import copied, keep_heads
@@ -32,7 +32,7 @@ def load_removal(folder: Path, model: nn.Module | None) -> nn.Module:
     """
     with foreign(f"{folder}: {REMOVAL} is damaged"):
         content = json.loads((folder / REMOVAL).read_text())
-        name, cut = content["class"], Cut.read(content["removed"])
+        name, cut = quoted([content["class"]]), Cut.read(content["removed"])
     if model is None:
         raise ValueError(f"{folder}: holds the weights of a {name}, give one: mhaprune.load(path, model={name}(...))")
     with foreign(f"{folder}: {WEIGHTS} is damaged"):

@@ -8,7 +8,7 @@ ragged layers, `config.mhaprune` holds the shapes of the weights. `load_folder` 
 import copy
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,7 @@ from torch import nn
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.measure.outcomes import check_weights_finite
 from mhaprune.settings.ranges import Ge, Within
-from mhaprune.settings.refusals import foreign
+from mhaprune.settings.refusals import foreign, quoted
 from mhaprune.storage.seals import checksum_of
 from mhaprune.storage.store import make_folder, write_json
 from mhaprune.wrapping.blocks import Unsupported
@@ -55,6 +55,9 @@ ALLOWED: dict[str, Any] = {
     **dict.fromkeys((*DROPPED, *PROBABILITIES), Within(0, 1)),
 }
 """Allowed ranges of numbers in a config, by their keys."""
+IMPLEMENTATIONS = {None, "eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm"}
+"""The implementations of attention and experts that are code of torch and transformers."""
+ADAPTER = "adapter_config.json"
 CHECKSUMS = "checksums.json"
 """The name of the file that holds a checksum of every other file but the model card, which people edit."""
 
@@ -73,7 +76,8 @@ def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None, table
         raise ValueError('path="": must name a folder')
     folder = make_folder("path", Path(path))
     if links := [each.name for each in folder.iterdir() if each.is_symlink()]:
-        raise ValueError(f"path={path}: {links[0]} is a link, through which nothing is written")
+        raise ValueError(f"path={path}: {links[0]!r} is a link, through which nothing is written")
+    refuse_adapter("path", folder)
     if hasattr(model, "merge_and_unload"):
         model = cast("Any", copied(model)).merge_and_unload()
     _, part = pretrained_in(model)
@@ -102,8 +106,8 @@ def _writes(model: Any, part: Any, folder: Path) -> bool:
     if part is not model:
         model.save_pretrained(str(folder))
     before = {path.name for path in folder.iterdir()}
-    (write_plain if Cut.of(part) is None else write_with_code)(part, folder)
-    if not (why_not := difference_when_read(part, folder)):
+    code = (write_plain if Cut.of(part) is None else write_with_code)(part, folder)
+    if not (why_not := difference_when_read(part, folder, code)):
         return True
     for path in list(folder.iterdir()):
         if path.is_file() and (path.name not in before or path.name in ("config.json", "model.safetensors")):
@@ -126,7 +130,7 @@ def _check(folder: Path) -> None:
         changed = [name for name in noted if checksum_of(folder / Path(name).name) != noted[name]]
     if changed:
         raise Unsupported(
-            f"{folder}: damaged, {', '.join(changed)} changed since it was saved; if you changed it yourself, remove"
+            f"{folder}: damaged, {quoted(changed)} changed since it was saved; if you changed it yourself, remove"
             f" {CHECKSUMS}"
         )
 
@@ -134,15 +138,38 @@ def _check(folder: Path) -> None:
 def check_folder(path: Path) -> None:
     """Raise ValueError for a folder that holds a pipe or the like, which would block a reader."""
     if found := sorted(each.name for each in path.iterdir() if not (each.is_file() or each.is_dir())):
-        raise ValueError(f"{path}: {found[0]} is no regular file")
+        raise ValueError(f"{path}: {quoted(found[:1])} is no regular file")
 
 
-def check_config(config: Any) -> None:
-    """Raise ValueError for numbers with which a model takes hours to build, or fails at its first call."""
+def refuse_adapter(key: str, folder: Path) -> None:
+    """Raise ValueError for a folder with an adapter: transformers would load its base model from elsewhere."""
+    if (folder / ADAPTER).exists():
+        raise ValueError(f"{key}={folder}: holds {ADAPTER}, must have no adapter; merge it into its model with peft")
+
+
+def check_config(config: Any, trust_remote_code: bool = False) -> None:
+    """Raise ValueError for numbers with which a model takes hours to build, or fails at its first call, and for an
+    implementation that is code of somebody else, such as a kernel of a hub, unless `trust_remote_code`."""
+    for name, value in () if trust_remote_code else _implementations(config):
+        if value not in IMPLEMENTATIONS:
+            raise ValueError(
+                f"{name}={quoted([value])}: may be code of somebody else, must be"
+                f" {', '.join(sorted(filter(None, IMPLEMENTATIONS)))}, unless code in the folder is trusted"
+            )
     for name, value in vars(config).items():
         for word, allowed in ALLOWED.items():
             if word in name and isinstance(value, int | float) and value not in allowed:
                 raise ValueError(f"{name}={value}: must be {allowed}")
+
+
+def _implementations(config: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the implementations that a config and those in it name, each with its key."""
+    inside = vars(config) if hasattr(config, "to_dict") else config if isinstance(config, Mapping) else {}
+    for key, value in inside.items():
+        of_all = str(key).removesuffix("_internal").endswith("_implementation")
+        yield from _implementations(value, str(key) if of_all else name)
+        if (of_all or name) and not isinstance(value, Mapping):
+            yield name or str(key), value
 
 
 def config_in(path: Path | str, **options: Any) -> Any:
@@ -191,11 +218,12 @@ def load_folder(
         raise Unsupported(f"{path}: is a model of transformers, install it: pip install 'mhaprune[hf]'") from None
     check_folder(path)
     _check(path)
+    refuse_adapter("path", path)
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code} | options
     with foreign(f"{path}: its config.json cannot be read", "mhaprune.load(..., trust_remote_code=True)"):
         named = json.loads((path / "config.json").read_text()).get("architectures") or [None]
         config = config_in(path, **options)
-        check_config(config)
+        check_config(config, trust_remote_code)
         kind: Any = getattr(transformers, str(named[0]), None)
         if kind is None and trust_remote_code:
             autos = [auto for auto in getattr(config, "auto_map", None) or {} if auto.startswith("AutoModel")]
@@ -203,12 +231,12 @@ def load_folder(
             kind = next((each for each in kinds if each.__name__ == named[0]), None)
     known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     if not known:
-        raise ValueError(f"{path}: its architecture {named[0]} is none that transformers has")
+        raise ValueError(f"{path}: its architecture {quoted(named[:1])} is none that transformers has")
     with foreign(f"{path}: cannot be loaded"), shrinking(kind):
         model, found = kind.from_pretrained(path, config=config, output_loading_info=True, **options)
     for what, names in found.items():
         if names:
-            raise ValueError(f"{path}: damaged, {what.replace('_', ' ')}: {', '.join(sorted(map(str, names))[:3])}")
+            raise ValueError(f"{path}: damaged, {what.replace('_', ' ')}: {quoted(sorted(map(str, names)))}")
     assert isinstance(model, nn.Module)
     with foreign(f"{path}: damaged"):
         check_weights_finite(model)

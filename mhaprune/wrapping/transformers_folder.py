@@ -57,8 +57,9 @@ def saves_with_code(model: Any) -> None:
     model.save_pretrained = partial(write_with_code, model)
 
 
-def write_with_code(model: Any, folder: str | Path, *arguments: Any, **named: Any) -> None:
-    """Write a model by its class, with the code that gives it its shapes. A README of somebody else stays."""
+def write_with_code(model: Any, folder: str | Path, *arguments: Any, **named: Any) -> str:
+    """Write a model by its class, with the code that gives it its shapes. Return this code; "" if this process is not
+    the one that writes. A README of somebody else stays."""
     native: Any = native_class(model)
     if native is None:
         raise ValueError(
@@ -68,8 +69,8 @@ def write_with_code(model: Any, folder: str | Path, *arguments: Any, **named: An
     named |= {"save_original_format": False}
     type(model).save_pretrained(model, folder, *arguments, **named)
     path, name, config = Path(folder), native.__name__, native.config_class
-    if not (path / "config.json").exists():  # this process is not the one that writes
-        return
+    if not (path / "config.json").exists():
+        return ""
     autos = automatic(native) or ["AutoModel"]
     kind = f"{config.model_type}{FEWER}"
     classes = dict.fromkeys(autos, f"{CODE}.{name}") | {"AutoConfig": f"{CODE}.{config.__name__}"}
@@ -78,6 +79,7 @@ def write_with_code(model: Any, folder: str | Path, *arguments: Any, **named: An
     code = FUTURE + alone(windows) + alone(reshaping) + CLASS.format(name=name, config=config.__name__, kind=kind)
     write_bytes(path / f"{CODE}.py", code.encode())
     write_card(model, path, f"{min(autos, key=len)}.from_pretrained(folder, trust_remote_code=True)")
+    return code
 
 
 def alone(module: ModuleType) -> str:
@@ -86,24 +88,28 @@ def alone(module: ModuleType) -> str:
     return "".join(line for line in lines if not line.startswith("from mhaprune.") and line != FUTURE)
 
 
-def write_plain(model: Any, folder: Path) -> None:
-    """Write a model by its class alone, and remove what an earlier `write_with_code` left in the folder."""
+def write_plain(model: Any, folder: Path) -> str:
+    """Write a model by its class alone, and remove what an earlier `write_with_code` left in the folder. Code that a
+    config names, but that did not make this model, is named no more. Return "", the code that was written."""
     native: Any = native_class(model)
     type(model).save_pretrained(model, folder)
     content = json.loads((folder / "config.json").read_text())
-    if str(content.get("model_type")).endswith(FEWER):  # of a class in a folder's code that is no longer needed
+    of_ours = str(content.get("model_type")).endswith(FEWER)  # a class in a folder's code that is no longer needed
+    if of_ours or (type(model) is native and "auto_map" in content):
         content = {name: value for name, value in content.items() if name != "auto_map"}
         write_json(folder / "config.json", content | {"model_type": native.config_class.model_type})
     if "auto_map" not in content:
         (folder / f"{CODE}.py").unlink(missing_ok=True)
         write_card(model, folder, f"{min(automatic(native) or ['AutoModel'], key=len)}.from_pretrained(folder)")
+    return ""
 
 
-def difference_when_read(model: Any, folder: Path) -> str:
-    """Read a folder as transformers alone reads it. Return how this differs from the model; "" if it does not."""
+def difference_when_read(model: Any, folder: Path, code: str) -> str:
+    """Read a folder as transformers alone reads it, with the code that was written into it just now, and no other.
+    Return how this differs from the model; "" if it does not."""
     native: Any = native_class(model)
     try:
-        with _quiet(), torch.random.fork_rng(), _class_in_code(folder, native) as kind:
+        with _quiet(), torch.random.fork_rng(), _class_in(code, native) as kind:
             read = kind.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # of code that may be anybody's
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -130,17 +136,15 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def _class_in_code(folder: Path, native: type) -> Iterator[Any]:
-    """Yield the class of the model in the code of a folder; without code, the class of transformers."""
-    file = folder / f"{CODE}.py"
-    if not file.exists():
+def _class_in(code: str, native: type) -> Iterator[Any]:
+    """Yield the class of the model in our code; without code, the class of transformers."""
+    if not code:
         yield native
         return
     module = ModuleType("mhaprune_folder")
-    module.__file__ = str(file)
     sys.modules[module.__name__] = module
     try:
-        exec(compile(file.read_text(), file, "exec"), vars(module))
+        exec(compile(code, f"{CODE}.py", "exec"), vars(module))
         yield vars(module)[native.__name__]
     finally:
         del sys.modules[module.__name__]

@@ -34,6 +34,9 @@ class Table(dict[str, int]):
         return LIMITS["constant"]  # type: ignore[return-value]
 
 
+TABLE = Table()
+
+
 class Buffered(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +68,7 @@ def losses_of(mine: ModuleType) -> dict[str, tuple[Callable[..., Any], Callable[
         "module in a module": (lambda x: x * mine.my_part.LIMIT, lambda: setattr(mine.my_part, "LIMIT", 2)),
         "import inside": (by_import, change("LIMIT", 4)),
         "closure": (lambda x: x * cell[0], lambda: cell.append(2)),
-        "method of a dict": ((lambda x, table=Table(): table[x]), lambda: LIMITS.update(constant=7)),
+        "method of a dict": ((lambda x, table=TABLE: table[x]), lambda: LIMITS.update(constant=7)),
         "buffer": (lambda x: x * BUFFERED.cap, lambda: BUFFERED.cap.mul_(2)),
     }
 
@@ -93,8 +96,8 @@ def test_what_cannot_be_followed_has_no_description(mine: ModuleType) -> None:
     for loss in (
         lambda x: getattr(mine, x),
         lambda x: x * float(os.environ["LIMIT"]),
-        lambda x: open(x).read(),
-        lambda x: x * next(iter([object()])) if x else iter(Slots.one),  # type: ignore[attr-defined]
+        lambda x: Path(open(x).name),  # noqa: SIM115
+        lambda x: x * Slots.one.cap,
     ):
         with pytest.raises(Undescribed):
             described(loss)

@@ -56,9 +56,10 @@ def test_a_killed_scoring_goes_on_and_is_equal_in_every_bit(
             raise KeyboardInterrupt
         return judge(output, batch)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(losses, "classification", killed)  # which is known by its name
+    monkeypatch.setattr(losses, "classification", killed)  # which is known by its name
+    with pytest.raises(KeyboardInterrupt):
         scored(tmp_path, Counted(), scorer=scorer)
+    monkeypatch.setattr(losses, "classification", judge)
     again = Counted()
     assert scored(tmp_path, again, scorer=scorer).equals(whole)
     assert again.calls == {4: 1, 5: 1, 6: 10, 7: 10}  # an open pass tells the batch; then eight heads and none closed
