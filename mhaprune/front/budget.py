@@ -17,7 +17,7 @@ from mhaprune.front.given import least_of, named_scorers, scores_of
 from mhaprune.front.promise import mask_in_time, unit_costs
 from mhaprune.heads import BlockId, HeadMask
 from mhaprune.pruning.plans import choices, plans_of
-from mhaprune.schedules.base import Schedule, Stepwise
+from mhaprune.schedules.base import ROUNDING, Schedule, Stepwise
 from mhaprune.schedules.budgets import is_share
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
@@ -195,6 +195,8 @@ def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedu
 
     def masks(kept: Sequence[float], cost: Tensor | None = None) -> list[HeadMask]:
         total = len(heads.grid) if cost is None else float(cost.sum())
+        for budget, count in zip(budgets, kept, strict=False):
+            check_reachable(heads, spared, budget, count, cost)
         made = choices(heads.scoring, scorers, spared, [total - count for count in kept], draws=1, cost=cost)
         return [plan.mask for plan in plans_of(made)]
 
@@ -217,6 +219,21 @@ def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedu
         if (over := heads.cache_bytes(mask, length=context) - allowed) <= 0:
             return [mask]
         count -= max(1, math.ceil(over / largest))
+
+
+def check_reachable(heads: Any, schedule: Schedule, budget: Budget, count: float, cost: Tensor | None) -> None:
+    """Raise ValueError, in the words of the call, if more must stay than a budget allows: `count` units, or as much as
+    they cost."""
+    stay = [head in mask.kept for mask in [schedule.smallest(heads.grid)] for head in heads.grid]
+    least = float(sum(stay)) if cost is None else float(cost[torch.tensor(stay)].sum())
+    if count >= least - ROUNDING:
+        return
+    units, stuck = heads.subject.counted, heads.proven.stuck
+    kept = f"keep={0.5 if budget.keep is None else budget.keep}"
+    which = budget.in_time or (kept if budget.cache_bytes is None else f"cache_bytes={budget.cache_bytes}")
+    asked = f"{count:.6g} {units}" if cost is None else f"{count:.6g} of={budget.of}"
+    why = next((f", {block} for example: {reason}" for block, reason in stuck.items()), "")
+    raise ValueError(f"{which}: keeps {asked}, but {least:.6g} must stay{why}")
 
 
 def _way(heads: Any, budget: Budget, by: By, schedule: str | Schedule | None) -> tuple[dict[str, Scorer], Schedule]:

@@ -326,7 +326,9 @@ class Batches(Data):
             return super().counterpart()
         kinds = []
         for kind in self.kinds:
-            parts = ({n.removeprefix(CORRUPT): x for n, x in part.items() if n.startswith(CORRUPT)} for part in kind.parts)
+            parts = (
+                {n.removeprefix(CORRUPT): x for n, x in part.items() if n.startswith(CORRUPT)} for part in kind.parts
+            )
             kinds.append(Kind(*parts))
         return replace(self, kinds=tuple(kinds))
 

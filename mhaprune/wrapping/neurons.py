@@ -27,12 +27,15 @@ SITE = "neuron"
 """The site of the neurons of a model; the first word of several sites."""
 
 
-def find_neurons(model: nn.Module, heads: Sequence[Block], run: Callable[[], Any]) -> list[Block]:
+def find_neurons(
+    model: nn.Module, heads: Sequence[Block], run: Callable[[], Any]
+) -> tuple[list[Block], tuple[str, ...]]:
     """Return a block for every linear map W_2 that reads no heads, and whose inputs at all positions are made one by
     one from outputs of linear maps: those of W_1 and, for a gated layer such as SwiGLU, those of the factor.
 
     `run` calls the model with a batch. Which rows make a neuron is told by gradients, so that any activation will do.
-    Experts that are sent some of the tokens are not found.
+    Modules in between that hold numbers for each neuron, such as a convolution by channel, are cut along. The second
+    value has the paths of W_2 of experts that are sent some of the tokens.
     """
     outs = {block.out for block in heads}
     paths = {module: path for path, module in model.named_modules()}
@@ -40,13 +43,23 @@ def find_neurons(model: nn.Module, heads: Sequence[Block], run: Callable[[], Any
     made: dict[str, dict[str, Rows]] = {}
     calls = Counter[str]()
     shared: list[tuple[Tensor, dict[str, Rows]]] = []
+    picked: set[str] = set()
+    nodes: dict[Any, nn.Module] = {}
+    between: dict[str, list[nn.Module]] = {}
 
     def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         calls[path := paths[module]] += 1
+        picked.update([path] * _is_picked(inputs[0]))
         if path not in (*outs, *made) and "lora_" not in path:
             if not shared or shared[0][0] is not inputs[0]:  # several maps may read one tensor
                 shared[:] = [(inputs[0], _rows(inputs[0], leaves, outs))]
             made[path] = shared[0][1]
+            if made[path]:
+                between[path] = [nodes[node] for node in _before(inputs[0]) if node in nodes]
+
+    def passing(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.grad_fn is not None:
+            nodes[output.grad_fn] = module
 
     def leave(module: nn.Module, inputs: Any, output: Any) -> Any:
         if not isinstance(output, Tensor):
@@ -56,21 +69,35 @@ def find_neurons(model: nn.Module, heads: Sequence[Block], run: Callable[[], Any
         return leaf.clone()  # which the model may write to
 
     with torch.enable_grad(), at_rest(model), without_results(model), ExitStack() as stack:
-        for module in filter(is_linear, model.modules()):
-            stack.callback(module.register_forward_pre_hook(enter).remove)
-            stack.callback(module.register_forward_hook(leave).remove)
+        for module in model.modules():
+            if is_linear(module):
+                stack.callback(module.register_forward_pre_hook(enter).remove)
+                stack.callback(module.register_forward_hook(leave).remove)
+            elif not [*module.children()] and [*module.parameters()]:
+                stack.callback(module.register_forward_hook(passing).remove)
         run()
-    blocks, noted = [], Cut.of(model) or Cut()
+    blocks, experts, noted = [], list[str](), Cut.of(model) or Cut()
+    readers = {path: [out for out, rows in made.items() if path in rows] for rows in made.values() for path in rows}
     for out, rows in made.items():
         width = weight_of(model.get_submodule(out)).shape[1]
-        if rows:
+        if picked & rows.keys():
+            experts.append(out)
+        elif rows:
             names = tuple(range(width))
             path = _holding([out, *rows])
             made_by = tuple(Source(each, names) for each in rows.values())
-            facts: Any = {"names": names, "why_not": why_uncut(model, [out, *rows]), "calls": calls[out]}
+            others = [other for each in rows for other in readers[each] if other != out and _share(rows, made[other])]
+            also = f"{others[0]} reads the neurons of {next(iter(rows))} too" if others else ""
+            facts: Any = {"names": names, "why_not": why_uncut(model, [out, *rows]) or also, "calls": calls[out]}
+            facts["numbers"] = tuple(
+                (f"{paths[module]}.{name}", -x.dim())
+                for module in between[out]
+                for name, x in (*module.named_parameters(), *module.named_buffers())
+                if x.dim() and len(x) == width
+            )
             block = Block(path, out, neighbours(width, width), made_by, "neuron", attends=False, **facts)
             blocks.append(as_named(block, noted))
-    return blocks
+    return blocks, tuple(experts)
 
 
 def _rows(x: Tensor, leaves: Sequence[tuple[str, Tensor]], outs: Collection[str]) -> dict[str, Rows]:
@@ -94,6 +121,41 @@ def _rows(x: Tensor, leaves: Sequence[tuple[str, Tensor]], outs: Collection[str]
                 return {}
             rows[path] = Rows(path, tuple(zip(*by_part, strict=True)))
     return rows
+
+
+PICKS = ("IndexBackward", "IndexSelectBackward", "GatherBackward", "MaskedSelectBackward", "TakeAlongDimBackward")
+"""The beginnings of names of graph nodes that pick rows."""
+
+
+def _is_picked(x: Any) -> bool:
+    """Return whether x holds rows that were picked from more or fewer, as the tokens that an expert gets. A norm or a
+    factor may come after it."""
+    nodes = [x.grad_fn] if isinstance(x, Tensor) else []
+    for _ in range(6):
+        for node in filter(None, nodes):
+            if node.name().startswith(PICKS):
+                sizes = getattr(node, "_saved_self_sym_sizes", None) or node._saved_self.shape
+                return tuple(sizes[:-1]) != tuple(x.shape[:-1])
+        nodes = [next_node for node in filter(None, nodes) for next_node, _ in node.next_functions[:1]]
+    return False
+
+
+def _before(x: Tensor) -> list[Any]:
+    """Return the nodes of the graph that x was made by."""
+    found: dict[Any, None] = {}
+    nodes = [x.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in found:
+            found[node] = None
+            nodes += [before for before, _ in node.next_functions]
+    return [*found]
+
+
+def _share(rows: dict[str, Rows], other: dict[str, Rows]) -> bool:
+    """Return whether two linear maps read rows that are the same."""
+    parts = (({n for h in each[path].heads for n in h} for each in (rows, other)) for path in rows if path in other)
+    return any(mine & theirs for mine, theirs in parts)
 
 
 def _read(x: Tensor, column: int, leaves: Sequence[tuple[str, Tensor]]) -> list[list[int]]:

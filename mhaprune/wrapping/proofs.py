@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mhaprune.data import Data
 from mhaprune.heads import BlockId, HeadGrid, HeadId, HeadMask
-from mhaprune.measure.outcomes import MAX_DIFFERENCE, gate_effects, joined
+from mhaprune.measure.outcomes import MAX_DIFFERENCE, all_open, gate_effects, joined
 from mhaprune.subject import Batch
 from mhaprune.wrapping.block_proof import BlockProof, apart, largest, rounding
 from mhaprune.wrapping.blocks import Unsupported
@@ -58,7 +58,7 @@ def prove_gates(
     `alone` is what the model returned for the first example of `tried` alone. `kind` "whole" computes effects in
     float64; "none" proves nothing. Returns the subject, which now knows in which dimension its blocks hold examples,
     and a proof that has recorded the inputs of all blocks. Raises `Unsupported` for a model whose outputs cannot be
-    compared, and if no gate has an effect.
+    compared, and if no gate has an effect; `NotByExample` for neurons that are not gated example by example.
     """
     proof, shapes = BlockProof(subject, tried), Shapes()
     if kind == "none":
@@ -79,6 +79,7 @@ def prove_gates(
     _check_repeated(again, subject.real_outputs(alone, first[:1]))
     beside = _check_independent(subject, first, passes[0][0], alone)
     subject = proof.subject = shapes.applied(subject, len(first))
+    _check_rows(subject, first, alone)
     idle, no_gradient = _idle(subject, proof.batches, outputs, effects_N)
     if len(subject.grid) and len(idle) == len(subject.grid):
         raise Unsupported(
@@ -94,7 +95,7 @@ def prove_removal(proof: BlockProof | None, subject: GatedModel, kind: str) -> t
     """Prove that removing heads equals masking them. Return the largest difference, and the blocks whose heads cannot
     be removed, each with the reason.
 
-    All blocks are tried at once. If that fails, those of each class of attention module are tried apart.
+    All blocks are tried at once. If that fails, those of each class of module and kind of units are tried apart.
     """
     stuck = {name: block.why_not for name, block in subject.by_name.items() if block.why_not}
     if kind == "none" or proof is None:
@@ -106,9 +107,10 @@ def prove_removal(proof: BlockProof | None, subject: GatedModel, kind: str) -> t
     worst, reason = _removed(subject, free, difference)
     if not reason:
         return worst, stuck
-    kinds: dict[type, list[BlockId]] = {}
+    kinds: dict[tuple[type, str], list[BlockId]] = {}
     for name in free:
-        kinds.setdefault(type(subject.module.get_submodule(subject.by_name[name].path)), []).append(name)
+        block = subject.by_name[name]
+        kinds.setdefault((type(subject.module.get_submodule(block.path)), block.kind), []).append(name)
     if len(kinds) == 1:
         return worst, stuck | dict.fromkeys(free, reason)
     worst = 0.0
@@ -131,6 +133,10 @@ def _removed(
     except Unsupported as error:
         return worst, str(error)
     except Exception as error:  # of a model that may be anybody's
+        if all(subject.by_name[name].kind == "neuron" for name in names):
+            block = subject.by_name[names[0]]
+            made_by = " and ".join(source.rows.path for source in block.made_by)
+            return worst, f"between {made_by} and {block.out}, or beside them, something counts the neurons"
         reason = (str(error) or type(error).__name__).splitlines()[0]
         return worst, f"a model with heads removed does not run ({reason})"
     if not worst <= MAX_DIFFERENCE:
@@ -225,6 +231,35 @@ def _check_independent(subject: GatedModel, batch: Batch, output: Any, alone: An
     return any(map(differs, subject.judge(output, batch), subject.judge(alone, batch[:1])))
 
 
+@torch.enable_grad()
+def _check_rows(subject: GatedModel, batch: Batch, alone: Any) -> None:
+    """Raise `NotByExample`, or `Unsupported` for heads, if gates of one example change what is said of another one: the
+    rows of a block are then not those of the examples, one after the other."""
+    if len(batch) < 2 or not len(subject.grid):
+        return
+    if all(block.kind == "head" for block in subject.blocks):
+        batch = batch[:2]
+    gates_BN = all_open(subject, len(batch)).requires_grad_()
+    output = subject.run_gated(batch, gates_BN)
+    said = [
+        (together[0] * torch.linspace(0.5, 1.5, together[0].numel()).to(together).view(together[0].shape)).sum()
+        for together, single in zip(tensors_in(output), tensors_in(alone), strict=False)
+        if together.requires_grad and single.shape == (1, *together.shape[1:]) and len(together) == len(batch)
+    ]
+    if not said:
+        return
+    (moved_BN,) = torch.autograd.grad(torch.stack(said).sum(), gates_BN, materialize_grads=True, allow_unused=True)
+    others = moved_BN[1:].abs().amax(dim=0).split(subject.grid.sizes)
+    wrong = [block for block, moved in zip(subject.blocks, others, strict=True) if moved.numel() and bool(moved.any())]
+    if wrong and all(block.kind == "neuron" for block in wrong):
+        raise NotByExample([block.out for block in wrong])
+    if wrong:
+        raise Unsupported(
+            f"{wrong[0].path}: {wrong[0].out} reads the examples in another order than the batch has them, so they"
+            " cannot be gated one by one"
+        )
+
+
 @torch.no_grad()
 def _comparable(subject: GatedModel, few: Batch) -> tuple[Any, Tensor]:
     """Return the output of a pass, also as one tensor of its real numbers. Raises ValueError for a loss or quality that
@@ -268,6 +303,10 @@ def _lost(heads: Sequence[HeadId], number: int) -> Sequence[HeadId]:
     return [heads[n] for n in torch.randperm(len(heads), generator=torch.Generator().manual_seed(number))[left:]]
 
 
+class NotByExample(Exception):
+    """Blocks of neurons whose rows are not the positions of the examples, by their paths."""
+
+
 class Shapes:
     """The shapes of the inputs of output projections for one example, and for a batch. They tell in which dimension a
     layer holds examples."""
@@ -283,8 +322,9 @@ class Shapes:
             yield
 
     def applied(self, subject: GatedModel, batch_size: int) -> GatedModel:
-        """Return the subject with the dimension of examples of each block. Raises `Unsupported` if there is none."""
-        blocks = []
+        """Return the subject with the dimension of examples of each block. Raises `Unsupported` if there is none, and
+        `NotByExample` for blocks of neurons without one."""
+        blocks, misfits = [], list[str]()
         for name, block in subject.by_name.items():
             one, many = self.found[False].get(name), self.found[True].get(name)
             if batch_size > 1 and one is not None and many is not None:
@@ -294,10 +334,15 @@ class Shapes:
                     if many == torch.Size([size * (batch_size if n == dim else 1) for n, size in enumerate(one)])
                 ]
                 if not dims or (dims[0] == 1 and one[1] != 1):
+                    misfits += [block.out] * (block.kind == "neuron")
+                    if misfits:
+                        continue
                     raise Unsupported(
                         f"{block.path}: {block.out} reads {tuple(one)} for one example and {tuple(many)} for"
                         f" {batch_size}, so examples cannot be gated one by one"
                     )
                 block = replace(block, batch_dim=dims[0])
             blocks.append(block)
+        if misfits:
+            raise NotByExample(misfits)
         return subject.with_module(subject.module, blocks)

@@ -140,6 +140,8 @@ def remove_heads(
         attention: Any = model.get_submodule(block.path)
         for path, dim in () if _shares_its_bias(attention) else block.numbers:
             cut.shapes[path] = list(keep_numbers(model, path, stay, dim, block.heads).shape)
+            if block.kind == "neuron":
+                _set_sizes(model, path.rpartition(".")[0], {block.heads: len(stay)}, cut)
         cut.heads[block.noted] = [block.names[h] for h in keep]
         cut.attributes[block.noted] = cut.attributes.get(block.noted, {}) | _attributes(attention, block, stay)
         for path, values in _around(model, block, stay).items():
@@ -224,6 +226,12 @@ def _rows_to_drop(blocks: Sequence[tuple[Block, Sequence[int]]]) -> dict[str, se
             gone = {row for n, part in enumerate(source.rows.heads) if n not in staying for row in part}
             drop.setdefault(source.rows.path, set()).update(gone)
     return drop
+
+
+def _set_sizes(model: nn.Module, path: str, now: Mapping[int, int], cut: Cut) -> None:
+    """Note the new sizes of a module between W_1 and W_2, such as the groups of a convolution by channel."""
+    sizes = {name: value for name, value in vars(model.get_submodule(path)).items() if type(value) is int}
+    cut.attributes[path] = {name: now[value] for name, value in sizes.items() if value in now}
 
 
 def _attributes(attention: nn.Module, block: Block, keep: Sequence[int]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from mhaprune.wrapping.discovery import discover
 from mhaprune.wrapping.hints import check_attention, unseen
 from mhaprune.wrapping.losses import Drift, Judge, check_counted, name_of, quality_for, unit_of
 from mhaprune.wrapping.neurons import find_neurons, name_neurons
-from mhaprune.wrapping.proofs import Proofs, prove_gates, prove_removal
+from mhaprune.wrapping.proofs import NotByExample, Proofs, prove_gates, prove_removal
 from mhaprune.wrapping.removal import MORE_COUNTS, with_more_counts
 from mhaprune.wrapping.tensors import mapped, precise
 from mhaprune.wrapping.torch_nn import converted
@@ -144,7 +144,16 @@ def understand(
     if judge := _drift_of(loss, quality, splits["score"], call):
         splits = {name: with_dense(subject, split, judge) for name, split in splits.items()}
         tried = Batches.extremes([*splits.values()])
-    proved, proof, proven = prove_gates(subject, tried, alone, prove)
+    try:
+        proved, proof, proven = prove_gates(subject, tried, alone, prove)
+    except NotByExample as error:  # experts, that are sent some of the tokens
+        not_seen += tuple(error.args[0])
+        left = [(name, block) for name, block in subject.by_name.items() if block.out not in not_seen]
+        if not left:
+            raise Unsupported(no_neurons(model, units)) from None
+        names, found = (list(each) for each in zip(*left, strict=True))
+        subject = subject.changed(names=tuple(names), blocks=tuple(found))
+        proved, proof, proven = prove_gates(subject, tried, alone, prove)
     if whole is not model and proof is not None:
         check_conversion(whole, subject, proof.batches[0])
     subject, proven = with_removal(proved, proof, proven)
@@ -204,16 +213,22 @@ def _blocks(
     names, not_seen = name_blocks([block.path for block in attention]), tuple(unseen(model, attention, overlooked))
     if "neuron" not in units:
         return attention, names, not_seen, alone
-    neurons = find_neurons(model, attention, lambda: run(model, batch[:1].arguments()))
-    if not neurons:
-        packed = next((name for name, weight in model.named_parameters() if weight.dim() == 3), None)
-        raise Unsupported(
-            f"units={list(units)}: {type(model).__name__} has no neurons: no linear map has inputs that other"
-            " linear maps make one by one, at every position"
-            + (f", and {packed} is a tensor of several experts, which cannot be cut" if packed else "")
-        )
+    neurons, experts = find_neurons(model, attention, lambda: run(model, batch[:1].arguments()))
+    not_seen += experts
+    if not neurons and not (experts and "head" in units):
+        raise Unsupported(no_neurons(model, units))
     found = [*(attention if "head" in units else []), *neurons]
     return found, [*names[: len(found) - len(neurons)], *name_neurons(neurons)], not_seen, alone
+
+
+def no_neurons(model: nn.Module, units: Collection[str]) -> str:
+    """Return the message for a model in which no neurons were found."""
+    packed = next((name for name, weight in model.named_parameters() if weight.dim() == 3), None)
+    return (
+        f"units={list(units)}: {type(model).__name__} has no neurons: no linear map has inputs that other"
+        " linear maps make one by one, at every position"
+        + (f", and {packed} is a tensor of several experts, which cannot be cut" if packed else "")
+    )
 
 
 def _attention(
@@ -268,7 +283,7 @@ def with_removal(subject: Any, proof: BlockProof | None, proven: Proofs) -> tupl
     """Prove that heads can be removed. Blocks that fail are tried again with their sizes read in other ways."""
     difference, stuck = prove_removal(proof, subject, subject.prove)
     for look in LOOKS:
-        failed = {name for name in stuck if not subject.by_name[name].why_not}
+        failed = {name for name in stuck if not (block := subject.by_name[name]).why_not and block.kind == "head"}
         if not failed:
             break
         blocks = [look(subject.module, block) if name in failed else block for name, block in subject.by_name.items()]
