@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -152,7 +152,9 @@ class Budget(Checked):
         given: Any = self.cache_bytes
         if not (whole := heads.cache_bytes(length=self.context)):
             raise ValueError(f"cache_bytes={given}: the model cannot generate, so it keeps no keys and values")
-        if any(len(set(block.of_kv)) < block.heads for block in heads.subject.blocks):
+        named = heads.subject.by_name.items()
+        cached = [block for name, block in named if name not in heads.subject.uncached(self.context)]
+        if any(len(set(block.of_kv)) < block.heads for block in cached):
             if heads.units("group") is heads:
                 raise ValueError(f"cache_bytes={given}: all heads of a layer share keys and values, which must stay")
             raise ValueError(f'cache_bytes={given}: heads share keys and values, write unit="group" too')
@@ -191,7 +193,7 @@ def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedu
         raise ValueError("schedule: scores smaller models, but heads that stream are scored once")
     if how.removes or first.cache_bytes is not None or first.in_time:
         heads.check_removable()
-    spared = sparing(heads, how, least)
+    spared = sparing(heads, how, least, heads.subject.uncached(first.context) if first.cache_bytes is not None else ())
 
     def masks(kept: Sequence[float], cost: Tensor | None = None) -> list[HeadMask]:
         total = len(heads.grid) if cost is None else float(cost.sum())
@@ -211,7 +213,7 @@ def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedu
     if first.cache_bytes is None:
         return masks([budget.kept(heads, least) for budget in budgets])
     allowed, context, count = first.bytes_for(heads), first.context, len(heads.grid)
-    largest = heads.subject.largest_in_cache * context
+    largest = heads.subject.largest_in_cache(context)
     while True:  # the cache of the last head of a block cannot go, so bytes are measured, not added up
         while first.uneven(heads, count):
             count -= 1
@@ -257,19 +259,21 @@ def _way(heads: Any, budget: Budget, by: By, schedule: str | Schedule | None) ->
     return named_scorers(heads.subject, [by if isinstance(by, str) else scorer]), given
 
 
-def sparing(heads: Any, schedule: Schedule, least: Mapping[BlockId, int]) -> Schedule:
-    """Return the schedule so that it keeps the heads that cannot be removed. `least` are numbers to keep by block.
-    Raises `Unsupported` for a schedule that cannot."""
-    stuck = heads.proven.stuck
+def sparing(
+    heads: Any, schedule: Schedule, least: Mapping[BlockId, int], useless: Collection[BlockId] = ()
+) -> Schedule:
+    """Return the schedule so that it keeps the heads that cannot be removed, and those of the blocks `useless`, whose
+    removal is none of what is asked for. `least` are numbers to keep by block. Raises `Unsupported` for a schedule that
+    cannot."""
+    stuck = dict.fromkeys(useless, "it keeps nothing in the cache") | heads.proven.stuck
     if not stuck or heads.proven.why_not:
         return schedule
     sizes = dict(zip(heads.grid.blocks, heads.grid.sizes, strict=True))
     uneven = [block for block in stuck if least.get(block, sizes[block]) < sizes[block]]
     if not isinstance(schedule, Stepwise) or schedule.scope == "per_block" or uneven:
         block, reason = next(iter(stuck.items()))
-        raise Unsupported(
-            f"heads of {block} can be gated, not removed: {reason}; a score, or a search head by head, spares them"
-        )
+        what = "stay" if block in useless else "can be gated, not removed"
+        raise Unsupported(f"heads of {block} {what}: {reason}; a score, or a search head by head, spares them")
     return replace(
         schedule, keep_at_least={block: sizes[block] if block in stuck else least.get(block, 0) for block in sizes}
     )

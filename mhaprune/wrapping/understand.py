@@ -140,7 +140,7 @@ def understand(
     found, names, not_seen, alone = _blocks(model, blocks, batch, run, units)
     for name, split in splits.items():
         check_counted(loss, split, name)
-    subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run, prove=prove)
+    subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run, prove=prove, sample=batch[:1])
     if judge := _drift_of(loss, quality, splits["score"], call):
         splits = {name: with_dense(subject, split, judge) for name, split in splits.items()}
         tried = Batches.extremes([*splits.values()])

@@ -26,6 +26,7 @@ from mhaprune.wrapping.at_rest import at_rest
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import BlockProof, largest
 from mhaprune.wrapping.blocks import Block, Unsupported, grid_of, shared_words
+from mhaprune.wrapping.caches import held_by, parts_of
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.interception import Window, attention_weights
 from mhaprune.wrapping.losses import Judge, LossAndQuality, accuracy, flat, judged, largest_probability
@@ -66,16 +67,21 @@ class WrappedModel(GatedModel):
     """What closed heads still see, see `streaming`."""
     single: Self | None = None
     """The same model with its single heads, if the grid counts sets or calls of them."""
+    sample: Batches | None = None
+    """An example that the model can be called with."""
+    facts: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Facts about the modules of the model and of its smaller copies, by name, once they are known."""
     _known: WeakKeyDictionary[Batches, dict[str, Any]] = field(default_factory=WeakKeyDictionary, repr=False)
     """Facts about batches that were run: `lengths`, the number of positions that each block writes to in each of its
     calls, and `keys`, see `_attended`."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields, without what was computed from them, which need not go to another process."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_known"}
+        computed = ("_known", "facts")
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in computed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _known=WeakKeyDictionary())
+        vars(self).update(state, _known=WeakKeyDictionary(), facts={})
 
     @property
     def counted(self) -> str:
@@ -343,23 +349,28 @@ class WrappedModel(GatedModel):
         counted as if the source had as many. 0 for a model that cannot generate."""
         if self.single is not None:
             return self.single.cache_bytes(batch_size, length)
-        if not (hasattr(self.model, "can_generate") and self.model.can_generate()):  # type: ignore[operator]
-            return 0
-        numbers = 0
-        for block in self.blocks:
-            if "decoder" in block.path or not self.two_sided:
-                sink, recent, *few = getattr(self.model.get_submodule(block.path), "streams", None) or (0, 0)
-                for rows in (source.rows for source in block.made_by if source.role in ("key", "value")):
-                    near = {row for kv in few for row in rows.heads[kv]}
-                    far = {row for head in rows.heads for row in head} - near
-                    numbers += len(far) * length + len(near) * min(length, sink + recent)
-        return batch_size * numbers * self.dtype.itemsize
+        return int(batch_size * sum(self.cached_in(block, length) for block in self.blocks))
 
-    @property
-    def largest_in_cache(self) -> int:
-        """The bytes of keys and values of the largest head, for one position."""
-        made = [source.rows for block in self.blocks for source in block.made_by if source.role in ("key", "value")]
-        return 2 * max(len(head) for rows in made for head in rows.heads) * self.dtype.itemsize
+    def cached_in(self, block: Block, length: int) -> float:
+        """Return the bytes of keys and values of a block for one example of this number of positions."""
+        if "held" not in self.facts:
+            self.facts["held"] = held_by(self.model, self.blocks, self.sample.arguments()) if self.sample else {}
+        if (held := self.facts["held"].get(block.path)) is None or block.kind != "head":
+            return 0.0
+        sink, recent, *few = getattr(self.model.get_submodule(block.path), "streams", None) or (0, 0)
+        in_window = len(few) * min(length, sink + recent)
+        return float(held.bytes_of_part * ((parts_of(block) - len(few)) * held.positions(length) + in_window))
+
+    def uncached(self, length: int) -> set[BlockId]:
+        """Return the blocks that keep nothing in the cache."""
+        blocks = (self.single or self).by_name.items()
+        return {name for name, block in blocks if not (self.single or self).cached_in(block, length)}
+
+    def largest_in_cache(self, length: int) -> float:
+        """Return the bytes of keys and values of the largest unit, for one example of this number of positions."""
+        single = self.single or self
+        whole = [(single.cached_in(block, length), len(self.heads_of(name))) for name, block in single.by_name.items()]
+        return max(size / count for size, count in whole if count)
 
     @cached_property
     def two_sided(self) -> bool:
