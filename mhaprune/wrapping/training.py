@@ -39,7 +39,7 @@ class PlainTraining(Descent):
             return (1 - share) * own + share * (ours - theirs).square().mean() / theirs.square().mean()
         real: Any = ...
         if said.logits.dim() == 3:
-            real = model.real(batch, "decoder" if model.two_sided else "", said.logits.shape[1])
+            real = model.real(batch, "", said.logits.shape[1])
         ours, theirs = (each.logits[real].flatten(0, -2).log_softmax(dim=-1) for each in (said, taught))
         return (1 - share) * own + share * F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
 

@@ -4,7 +4,7 @@ Dimensions: B = batch, T = positions, N = all heads, M = masks.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -21,7 +21,7 @@ from mhaprune.measure.outcomes import BATCH_SIZE, by_length
 from mhaprune.storage.cache import Cache, code_digests, tensor_digest, weights_digest
 from mhaprune.storage.functions import Undescribed, described
 from mhaprune.storage.store import fingerprint
-from mhaprune.subject import AttentionMap, Fallback, Gates, Outcome
+from mhaprune.subject import AttentionMap, Fallback, Gates, LastMap, Outcome
 from mhaprune.wrapping.at_rest import at_rest
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import BlockProof, largest
@@ -30,6 +30,7 @@ from mhaprune.wrapping.caches import held_by, parts_of
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.interception import Window, attention_weights
 from mhaprune.wrapping.losses import Judge, LossAndQuality, accuracy, flat, judged, largest_probability
+from mhaprune.wrapping.padding import masks_in, masks_of_modules
 from mhaprune.wrapping.units import COUNTED, calls_of, of_all_calls, sets_of, wide, with_all_calls
 from mhaprune.wrapping.workers import Shared
 
@@ -215,10 +216,40 @@ class WrappedModel(GatedModel):
         return flat(output, batch)
 
     def real(self, batch: Batches, path: str, length: int) -> Tensor:
-        """See `GatedModel.real`. If positions are not those of the attention mask, as the frames of a sound, the
-        padding is what the heads of the nearest block do not attend to."""
-        if self.two_sided and "decoder" in path:
+        """See `GatedModel.real`. The mask of a module is found by `masks_of_modules`. What this cannot tell, as the
+        frames of a sound, is decided by what the heads of the nearest block do not attend to."""
+        mask = self._mask_of(batch, path)
+        if mask and batch.fields[mask].shape[1] == length:
+            return batch.fields[mask] != 0
+        if self.two_sided and "decoder" in (path or "decoder"):
             return batch.of_decoder(length)
+        return batch.all_real(length) if mask == "" else self._not_ignored(batch, path, length)
+
+    def real_keys(self, batch: Batches, block: Block, length: int) -> Tensor:
+        """Return a mask (B, `length`) that is False where a block reads keys of padding."""
+        if not block.cross or (keys := block.source("key")) is None:
+            return self._not_ignored(batch, "", length) if block.cross else self.real(batch, block.out, length)
+        mask = self._mask_of(batch, keys.rows.path)
+        if mask and batch.fields[mask].shape[1] == length:
+            return batch.fields[mask] != 0
+        return batch.all_real(length) if mask == "" else self._not_ignored(batch, "", length)
+
+    def _mask_of(self, batch: Batches, path: str) -> str | None:
+        """Return the mask of the rows of the module at a path, or of the nearest known one; "" for none, None if that
+        is not known."""
+        if not (masks := masks_in(batch)):
+            return None
+        known: dict[str, str | None] = self.facts.setdefault(f"rows of {masks}", {})
+        if not known:
+            known |= masks_of_modules(self, batch)
+        keys = {keys.rows.path for block in self.blocks if block.cross and (keys := block.source("key"))}
+        near = [path] if path in known else [each for each in known if each and each not in keys]
+        nearest = max(near, key=lambda each: shared_words(each, path), default="")
+        mask = known.get(nearest)
+        return mask if not mask or mask in masks else ("" if mask in batch.fields else None)
+
+    def _not_ignored(self, batch: Batches, path: str, length: int) -> Tensor:
+        """Return a mask (B, `length`) of the positions that some head attends to, or that of the batch if it fits."""
         if (mask := batch.mask) is None:
             return batch.all_real(length)
         if mask.shape[1] == length:
@@ -232,6 +263,11 @@ class WrappedModel(GatedModel):
             )
         nearest = max(seen, key=lambda block: shared_words(block.path, path))
         return attended[nearest.path][length]
+
+    def last_maps(self, batches: Sequence[Batches]) -> Iterator[LastMap]:
+        for batch in batches:  # while no pass is recorded
+            self._mask_of(batch, "")
+        yield from super().last_maps(batches)
 
     def _attended(self, batch: Batches) -> dict[str, dict[int, Tensor]]:
         """Return for each block a mask (B, U) of the keys that some query attends to, by their number U."""
@@ -249,8 +285,7 @@ class WrappedModel(GatedModel):
     def mapped(self, batch: Batches, block: BlockId, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         assert weights is not None, "a layer of another model shows its weights also without heads"
         layer, (T, U) = self.by_name[block], weights.shape[-2:]
-        queries_BT = self.real(batch, layer.path, T)
-        return queries_BT, self.real(batch, "", U) if layer.cross else queries_BT
+        return self.real(batch, layer.out, T), self.real_keys(batch, layer, U)
 
     @torch.no_grad()
     def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> LossAndQuality:
@@ -300,7 +335,7 @@ class WrappedModel(GatedModel):
             self.contexts(batch)
         placed = self.placed(batch)
         return {
-            name: torch.cat([self.real(placed, self.by_name[name].path, length) for length in lengths], dim=1)
+            name: torch.cat([self.real(placed, self.by_name[name].out, length) for length in lengths], dim=1)
             for name, lengths in self._known[batch]["lengths"].items()
         }
 
