@@ -155,6 +155,7 @@ class BlockProof:
                 block,
                 path=block.path.removeprefix(place).removeprefix("."),
                 out=block.out.removeprefix(start),
+                gate_at=block.gate_at.removeprefix(start),
                 call=None,
             )
             for name, block in subject.by_name.items()

@@ -117,6 +117,8 @@ class Block:
     """The number of times that one pass calls the module."""
     call: int | None = None
     """The number of the call whose units these are; None for the units in all calls."""
+    gate_at: str = ""
+    """The path of the module around `out` whose input is gated, if `out` is not all that reads the units."""
     batch_dim: int = 0
     """The dimension of examples in the input of `out`: 1 for a layer that puts positions before examples."""
 
@@ -139,6 +141,11 @@ class Block:
     def noted(self) -> str:
         """The path under which a removal is noted: one attention module may hold neurons too."""
         return self.path if self.kind == "head" else self.out
+
+    @property
+    def gated(self) -> str:
+        """The path of the module whose input is gated."""
+        return self.gate_at or self.out
 
     @property
     def owner(self) -> str:
@@ -286,6 +293,15 @@ def weight_of(module: nn.Module) -> Tensor:
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight if isinstance(module, nn.Linear) else weight.mT
+
+
+@torch.no_grad()
+def effective_weight(module: nn.Module, like: Tensor) -> Tensor:
+    """Return the weight (outputs, inputs) of a module that computes a linear map of its input, read off the map itself.
+    `like` is a weight of this shape."""
+    width = like.shape[1]
+    made: Tensor = module(torch.eye(width, device=like.device, dtype=like.dtype)) - module(like.new_zeros(1, width))
+    return made.mT
 
 
 def name_blocks(paths: Sequence[str]) -> list[BlockId]:

@@ -20,7 +20,7 @@ from mhaprune.measure.outcomes import joined
 from mhaprune.progress import track
 from mhaprune.subject import AttentionMap, Batch, Fallback, Gates, LastMap, Outcome
 from mhaprune.wrapping.at_rest import at_rest
-from mhaprune.wrapping.blocks import Block, Unsupported, grid_of, weight_of
+from mhaprune.wrapping.blocks import Block, Unsupported, effective_weight, grid_of, weight_of
 from mhaprune.wrapping.gating import head_by_head, hooked
 from mhaprune.wrapping.interception import Window, attention_weights
 from mhaprune.wrapping.removal import copied, held_weights, in_double, remove_heads
@@ -146,7 +146,7 @@ class GatedModel(ABC):
         """Run mask by mask. Everything before the first gate that is not 1 is replayed from a pass with all gates open,
         see `Replay`."""
         batch = self.placed(batch)
-        replay = Replay(self.module, [block.out for block in self.blocks])
+        replay = Replay(self.module, [block.gated for block in self.blocks])
         rows = []
         with at_rest(self.module):
             with recorders(self.module) as record:
@@ -156,7 +156,7 @@ class GatedModel(ABC):
                 return joined([self.judge(dense, batch)], lambda values: torch.stack(values)[:0])
             for gates_N in track(gates, "masks"):
                 pieces = zip(self.blocks, gates_N.split(self.grid.sizes), strict=True)
-                with replay.until([block.out for block, piece in pieces if bool((piece != 1).any())]):
+                with replay.until([block.gated for block, piece in pieces if bool((piece != 1).any())]):
                     rows.append(self.judge(self.run_gated(batch, gates_N, fallback), batch))
         return joined(rows, torch.stack)
 
@@ -216,14 +216,19 @@ class GatedModel(ABC):
     def output_weights(self) -> dict[BlockId, Tensor]:
         found = {}
         for name, block in self.by_name.items():
-            columns_DW = weight_of(self.module.get_submodule(block.out)).to(self.device)[:, block.order.to(self.device)]
+            weight = weight_of(self.module.get_submodule(block.out))
+            if block.gate_at:
+                with at_rest(self.module):
+                    weight = effective_weight(self.module.get_submodule(block.gate_at), weight)
+            columns_DW = weight.to(self.device)[:, block.order.to(self.device)]
             found[name] = columns_DW.T.unflatten(0, (block.heads, block.head_dim))
         return found
 
     def value_weights(self) -> dict[BlockId, Tensor]:
         found = {}
         for name, block in self.by_name.items():
-            if (values := block.source("value")) is None:
+            values = block.source("value")
+            if values is None or block.gate_at:
                 raise ValueError(f"needs the weights of the values, which are not known for {block.path}; leave it out")
             weight = weight_of(self.module.get_submodule(values.rows.path)).to(self.device)
             rows = [row for part in values.of for row in values.rows.heads[part]]

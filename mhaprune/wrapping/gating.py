@@ -80,7 +80,7 @@ def hooked(
         if window is not None and near:
             outputs = stack.enter_context(attention_in_window(model, [blocks[name].path for name in near], window))
         for name, block in blocks.items() if gates is not None or seen is not None else ():
-            handle = model.get_submodule(block.out).register_forward_pre_hook(hook(name, block))
+            handle = model.get_submodule(block.gated).register_forward_pre_hook(hook(name, block))
             stack.callback(handle.remove)
         yield calls
 

@@ -21,6 +21,7 @@ from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.block_proof import BlockProof
 from mhaprune.wrapping.blocks import AttentionBlock, Block, Unsupported, name_blocks
 from mhaprune.wrapping.checks import check_buffers, check_call, check_conversion, check_weights
+from mhaprune.wrapping.closing import closed_whole
 from mhaprune.wrapping.discovery import discover
 from mhaprune.wrapping.hints import check_attention, unseen
 from mhaprune.wrapping.losses import Drift, Judge, check_counted, name_of, quality_for, unit_of
@@ -141,6 +142,7 @@ def understand(
     for name, split in splits.items():
         check_counted(loss, split, name)
     subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run, prove=prove, sample=batch[:1])
+    subject = closed_whole(subject, batch[:1])
     if judge := _drift_of(loss, quality, splits["score"], call):
         splits = {name: with_dense(subject, split, judge) for name, split in splits.items()}
         tried = Batches.extremes([*splits.values()])
