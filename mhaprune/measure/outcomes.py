@@ -23,10 +23,8 @@ replacement for the outputs of closed heads."""
 
 
 MAX_DIFFERENCE = 1e-9
-"""The largest allowed difference, in float64, between logits with heads removed and with the same heads masked.
-
-In float32 rounding alone makes 1e-5, which could hide a small fault.
-"""
+"""The largest allowed `relative_difference`, in float64, of outputs with heads masked and with the same heads removed.
+In float32 rounding alone makes 1e-5, which could hide a small fault."""
 
 
 class ProofFailed(RuntimeError):
@@ -224,6 +222,21 @@ def output_difference(
     """Return the largest absolute difference between outputs of the subject `first` under `gates` and of the subject
     `second` under `second_gates`. Padding is excluded."""
     return float((first.outputs(batch, gates) - second.outputs(batch, second_gates)).abs().max())
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """Return the largest difference. Numbers that are not finite, as on padding, must be the same in both."""
+    same = (a == b) | (a.isnan() & b.isnan())
+    return float((a - b).abs().masked_fill(same, 0).max()) if a.numel() else 0.0
+
+
+def relative_difference(outputs: Tensor, others: Tensor) -> float:
+    """Return `apart` with every number divided by its size: |output|, at least 1 and at least the median of those that
+    differ. The largest |output| is not used, because a constant such as -1e9 in the outputs would hide a fault."""
+    differing = outputs.abs()[(outputs != others) & outputs.isfinite()]
+    size = max(1.0, float(differing.median())) if differing.numel() else 1.0
+    sizes = outputs.abs().nan_to_num(size, size).clamp(min=size)
+    return apart(outputs / sizes, others / sizes)
 
 
 @torch.no_grad()

@@ -131,6 +131,12 @@ def test_transformers_of_torch_lose_heads_exactly(kind: Any, norm_first: bool, b
         assert output_difference(precise, precise.without(closed), batch, closed.gates()) < 1e-9
 
 
+def test_attention_of_torch_in_half_precision_is_the_same_model() -> None:
+    model = randomised(Encoder(False, True, False)).bfloat16()
+    x = {"x": torch.randn(B, T, D).bfloat16(), "attention_mask": torch.ones(B, T, dtype=torch.long)}
+    assert wrap(model, lambda out, batch: out[:, 0].float().square().amax(dim=1), score=[x]).proven.why_not == ""
+
+
 def test_what_torch_adds_to_the_keys_is_refused() -> None:
     model = OneCall(nn.MultiheadAttention(D, H, add_bias_kv=True, batch_first=True), True)
     with pytest.raises(ValueError, match="add_bias_kv or add_zero_attn"):
