@@ -138,7 +138,7 @@ def gate_gradients(
             gates_BN = gates_N.repeat(len(batch), 1).requires_grad_()
             loss = subject.evaluate(batch, gates_BN, fallback).loss.sum()
             (gradients_BN,) = torch.autograd.grad(loss, gates_BN, allow_unused=no_heads, materialize_grads=no_heads)
-            found.append(gradients_BN.double())
+            found.append(gradients_BN.detach().double())  # of no heads it has a gradient in torch 2.6
         parts.append(torch.stack(found))
     gradients_SEN = torch.cat(parts, dim=1)[:, order.argsort()]
     return gradients_SEN if gates is not None and gates.dim() == 2 else gradients_SEN[0]
@@ -163,7 +163,7 @@ def token_gradients(
             gates_BHT.requires_grad_()
         loss = subject.evaluate(batch, gates, replacement and replacement(subject, batch, at)).loss.sum()
         gradients = torch.autograd.grad(loss, list(gates.values()), allow_unused=True, materialize_grads=True)
-        both = [torch.stack([x.sum(dim=2), x.abs().sum(dim=2)]) for x in (gradient.double() for gradient in gradients)]
+        both = [torch.stack([x.sum(dim=2), x.abs().sum(dim=2)]) for x in (g.detach().double() for g in gradients)]
         parts.append(torch.cat(both, dim=2))
     return torch.cat(parts, dim=1)[:, order.argsort()]
 
@@ -182,7 +182,7 @@ def gate_effects(subject: Subject, batch: Batch) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(gates_N), outputs
     direction = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)
     (effects_N,) = torch.autograd.grad((outputs * direction).sum(), gates_N, materialize_grads=True, allow_unused=True)
-    return effects_N.abs(), outputs.detach()
+    return effects_N.detach().abs(), outputs.detach()
 
 
 @torch.no_grad()

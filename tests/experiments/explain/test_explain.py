@@ -125,7 +125,7 @@ def test_attention_is_that_of_the_model_on_its_own_answer(run: Run, tables: Tabl
     answer = model.decode_greedily(source, 20, stop=True)
     answer = answer[:, answer[0] != 0]
     weights = {block: each.weights for block, each in model.attention_maps(Examples(source, answer)).items()}
-    attention = tables["attention"].set_index(["site", "layer", "head"])
+    attention = tables["attention"].set_index(["site", "layer", "head"]).sort_index(kind="stable")
     for head in model.grid:
         mine = attention.loc[(head.site, head.layer, head.head)]
         table = mine.pivot(index="query", columns="key", values="weight").to_numpy()
