@@ -183,4 +183,5 @@ def test_sign_flips_are_those_of_scipy_and_of_few_differences() -> None:
     four = np.zeros(512)
     four[:4] = 1.0
     assert sign_flip_p(four) == pytest.approx(1 / 8, abs=0.02)
+    assert sign_flip_p(1e-12 * four) == sign_flip_p(four)
     assert sign_flip_p(np.zeros(9)) == 1.0

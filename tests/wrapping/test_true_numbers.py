@@ -169,6 +169,12 @@ def test_losses_are_computed_in_single_precision(dtype: torch.dtype) -> None:
     assert heads.splits.score.kinds[0].fields["dense"].dtype == torch.float32  # type: ignore[union-attr]
 
 
+def test_weights_in_half_precision_are_weights() -> None:
+    """Although they miss a sum of 1 by rounding."""
+    eager = type("Eager", (Narrow,), {"mix": lambda self, q, k, v: (q @ k.mT).softmax(dim=-1) @ v})
+    assert len(wrapped(Net(eager).bfloat16(), split=texts(1, length=40)).grid) == 8
+
+
 def test_a_layer_that_is_called_twice_is_heard_twice() -> None:
     model = Net(calls=2)
     heads, hand = wrapped(model), []
