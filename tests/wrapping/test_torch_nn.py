@@ -62,10 +62,10 @@ def test_a_converted_layer_computes_what_torch_does(kind: str, batch_first: bool
     query, memory = torch.randn(B, T, D), torch.randn(B, U, 6 if sizes else D)
     expected, weights = model(query, memory, **MASKS[kind])
     out, ours = converted(model)(query, memory, **MASKS[kind])
-    torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(out, expected)
     assert (ours is None) == (weights is None)
     if weights is not None:
-        torch.testing.assert_close(ours, weights, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(ours, weights)
 
 
 @pytest.mark.parametrize("kind", MASKS)
