@@ -179,8 +179,8 @@ class Subject(Protocol):
         ...
 
     def removal_proof(self, batch: Batch) -> Callable[[HeadMask], float]:
-        """Return a function that takes a mask and computes, in float64, the largest difference between an output of the
-        batch with these heads masked and the same output with them removed."""
+        """Return a function that takes a mask and computes, in float64, the `relative_difference` of the outputs of the
+        batch with these heads masked and with them removed."""
         ...
 
     def copied(self) -> Self:

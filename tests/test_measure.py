@@ -24,7 +24,7 @@ from mhaprune.measure.columns import (
     edits,
     symbol_errors,
 )
-from mhaprune.measure.outcomes import greedy_disagreements, mean_outputs, measure
+from mhaprune.measure.outcomes import greedy_disagreements, mean_outputs, measure, relative_difference
 from mhaprune.measure.times import COPIES, copies, device_name, in_turn, ratios
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval
@@ -76,6 +76,15 @@ def plain_edits(first: str, second: str) -> int:
     if first[0] == second[0]:
         return plain_edits(first[1:], second[1:])
     return 1 + min(plain_edits(*pair) for pair in ((first[1:], second), (first, second[1:]), (first[1:], second[1:])))
+
+
+def test_a_constant_in_the_outputs_hides_no_difference() -> None:
+    outputs = torch.tensor([-1e9, -torch.inf, torch.nan, 2e6, 1e6, 0.5], dtype=torch.double)
+    moved = outputs + torch.tensor([0, 0, 0, 2, 0, 1], dtype=torch.double)
+    assert relative_difference(outputs, outputs) == 0
+    assert relative_difference(outputs, moved) == pytest.approx(1)
+    assert relative_difference(outputs[:5], moved[:5]) == pytest.approx(1e-6)
+    assert not relative_difference(outputs, outputs.nan_to_num()) < torch.inf
 
 
 def test_edits_are_the_fewest() -> None:
@@ -234,7 +243,7 @@ def test_a_classifier_is_as_sure_as_its_largest_probability() -> None:
     outcome = measure(heads.subject, report)
     columns = calibration_columns(heads.subject, report, outcome)
     sure = [heads.subject.model(**one)["logits"].softmax(1).max(1).values for one in few["report"]]
-    assert columns["confidence"] == pytest.approx(torch.cat(sure).mean().item())
+    assert columns["confidence"] == pytest.approx(torch.cat(sure).mean().item(), rel=1e-5)
     found = heads.subject.confidence(report, outcome)
     torch.testing.assert_close(found, torch.cat(sure).detach(), msg="each in the place of its example")
     confidence = torch.cat(sure).double().detach().numpy()

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ def test_a_run_leaves_what_the_house_promises(first: Path) -> None:
     assert page.count("<img ") == page.count(' alt="') == len(figures)
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["num_threads"] == 1
-    assert environment["versions"]["torch"] == torch.__version__
-    trained_with = {"num_threads": 1, "device": environment["device"], "torch": torch.__version__}
+    assert environment["versions"]["torch"] == version("torch")
+    trained_with = {"num_threads": 1, "device": environment["device"], "torch": version("torch")}
     assert status["trained_with"] == trained_with
     assert f"<dt>trained with</dt><dd><code>num_threads 1, device {environment['device']}, torch" in page
     assert [len(row) for row in status["head_map"]["rows"]] == [2, 2, 2]

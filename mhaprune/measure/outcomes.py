@@ -24,10 +24,8 @@ replacement for the outputs of closed heads."""
 
 
 MAX_DIFFERENCE = 1e-9
-"""The largest allowed difference, in float64, between logits with heads removed and with the same heads masked.
-
-In float32 rounding alone makes 1e-5, which could hide a small fault.
-"""
+"""The largest allowed `relative_difference`, in float64, of outputs with heads masked and with the same heads removed.
+In float32 rounding alone makes 1e-5, which could hide a small fault."""
 
 
 class ProofFailed(RuntimeError):
@@ -159,7 +157,7 @@ def gate_gradients(
             gates_BN = gates_N.repeat(len(batch), 1).requires_grad_()
             loss = subject.evaluate(batch, gates_BN, fallback).loss.sum()
             (gradients_BN,) = torch.autograd.grad(loss, gates_BN, allow_unused=no_heads, materialize_grads=no_heads)
-            found.append(gradients_BN.double())
+            found.append(gradients_BN.detach().double())  # of no heads it has a gradient in torch 2.6
         parts.append(torch.stack(found))
     gradients_SEN = torch.cat(parts, dim=1)[:, order.argsort()]
     return gradients_SEN if gates is not None and gates.dim() == 2 else gradients_SEN[0]
@@ -184,7 +182,7 @@ def token_gradients(
             gates_BHT.requires_grad_()
         loss = subject.evaluate(batch, gates, replacement and replacement(subject, batch, at)).loss.sum()
         gradients = torch.autograd.grad(loss, list(gates.values()), allow_unused=True, materialize_grads=True)
-        both = [torch.stack([x.sum(dim=2), x.abs().sum(dim=2)]) for x in (gradient.double() for gradient in gradients)]
+        both = [torch.stack([x.sum(dim=2), x.abs().sum(dim=2)]) for x in (g.detach().double() for g in gradients)]
         parts.append(torch.cat(both, dim=2))
     return torch.cat(parts, dim=1)[:, order.argsort()]
 
@@ -203,7 +201,7 @@ def gate_effects(subject: Subject, batch: Batch) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(gates_N), outputs
     direction = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)
     (effects_N,) = torch.autograd.grad((outputs * direction).sum(), gates_N, materialize_grads=True, allow_unused=True)
-    return effects_N.abs(), outputs.detach()
+    return effects_N.detach().abs(), outputs.detach()
 
 
 @torch.no_grad()
@@ -243,6 +241,21 @@ def output_difference(
     """Return the largest absolute difference between outputs of the subject `first` under `gates` and of the subject
     `second` under `second_gates`. Padding is excluded."""
     return float((first.outputs(batch, gates) - second.outputs(batch, second_gates)).abs().max())
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """Return the largest difference. Numbers that are not finite, as on padding, must be the same in both."""
+    same = (a == b) | (a.isnan() & b.isnan())
+    return float((a - b).abs().masked_fill(same, 0).max()) if a.numel() else 0.0
+
+
+def relative_difference(outputs: Tensor, others: Tensor) -> float:
+    """Return `apart` with every number divided by its size: |output|, at least 1 and at least the median of those that
+    differ. The largest |output| is not used, because a constant such as -1e9 in the outputs would hide a fault."""
+    differing = outputs.abs()[(outputs != others) & outputs.isfinite()]
+    size = max(1.0, float(differing.median())) if differing.numel() else 1.0
+    sizes = outputs.abs().nan_to_num(size, size).clamp(min=size)
+    return apart(outputs / sizes, others / sizes)
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ def agreement(tables: Tables) -> Plot | None:
                 x, y = scores.rank().loc[[site]], reference.loc[[site]]
                 low, high = skewed_ends(y[MOMENTS].to_numpy().T)
                 style: Any = {"color": COLOURS[i % len(COLOURS)], "fmt": MARKERS[i % len(MARKERS)], "markersize": 5}
-                bars = [y["score"] - low, high - y["score"]]
+                bars = [(y["score"] - low).to_numpy(), (high - y["score"]).to_numpy()]
                 axes.errorbar(x, y["score"], bars, label=SITES.get(site, site), elinewidth=1, **style)
         rho = rhos[name]
         title = "no rank correlation" if isnan(rho) else f"Spearman ρ = {plots.number(rho, 2)}"

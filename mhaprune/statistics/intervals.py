@@ -158,7 +158,7 @@ def sign_flip_p(differences_E: np.ndarray, seed: int = 0) -> float:
     signs_RE = np.random.default_rng(seed).choice([-1.0, 1.0], size=(SIGN_FLIPS, len(differences_E)))
     sums_R = np.abs(np.einsum("re,e->r", signs_RE, differences_E))
     observed = abs(float(differences_E.sum()))
-    return (1 + int((sums_R >= observed - 1e-9).sum())) / (1 + SIGN_FLIPS)
+    return (1 + int((sums_R >= observed * (1 - 1e-9)).sum())) / (1 + SIGN_FLIPS)
 
 
 def student_interval(values_S: ArrayLike) -> tuple[float, float]:

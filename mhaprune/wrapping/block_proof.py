@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.data import Data
 from mhaprune.heads import HeadMask
-from mhaprune.measure.outcomes import MAX_DIFFERENCE
+from mhaprune.measure.outcomes import MAX_DIFFERENCE, relative_difference
 from mhaprune.wrapping.at_rest import at_rest
 from mhaprune.wrapping.blocks import Block, Unsupported, shared_words
 from mhaprune.wrapping.gated import GatedModel
@@ -98,7 +98,7 @@ class BlockProof:
         return self
 
     def __call__(self, mask: HeadMask) -> float:
-        """Return the largest difference between an output with these heads masked and the same with them removed."""
+        """Return the largest `relative_difference` of outputs with these heads masked and with them removed."""
         smaller = self.subject.without(mask, shared=True)
         gates_N = mask.gates(self.subject.device)
         differences, classes = [0.0], set[type]()
@@ -111,9 +111,8 @@ class BlockProof:
         with torch.no_grad():
             one = self.batches[0][:1]
             masked, removed = self.subject.outputs(one, gates_N), smaller.outputs(one)
-        gross = float((masked - removed).abs().max())
-        if not gross <= rounding(masked):
-            return gross
+        if not float((masked - removed).abs().max()) <= rounding(masked):
+            return relative_difference(masked, removed)
         return largest(differences)
 
     def _difference(self, smaller: GatedModel, gates_N: Tensor, block: Block, number: int, ends: bool) -> float:
@@ -144,7 +143,7 @@ class BlockProof:
     def _compared(self, smaller: GatedModel, gates_N: Tensor, place: str, given: tuple[Any, Any]) -> float:
         masked = self._outputs(self.subject, place, gates_N, given)
         removed = self._outputs(smaller, place, None, given)
-        return largest([apart(a, b) for a, b in zip(masked, removed, strict=True)])
+        return largest([relative_difference(a, b) for a, b in zip(masked, removed, strict=True)])
 
     def _outputs(self, subject: GatedModel, place: str, gates_N: Tensor | None, given: tuple[Any, Any]) -> list[Tensor]:
         """Call a module in float64. Return what it returns first, after the outputs of every W_O in it."""
@@ -193,12 +192,6 @@ def rounding(outputs: Tensor) -> float:
     """Return a difference that the rounding of a whole model does not make."""
     eps = torch.finfo(outputs.dtype).eps
     return min(1000 * eps, eps**0.5) * max(1.0, float(outputs.abs().max()))
-
-
-def apart(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference. Numbers that are not finite, as on padding, must be the same in both."""
-    same = (a == b) | (a.isnan() & b.isnan())
-    return float((a - b).abs().masked_fill(same, 0).max()) if a.numel() else 0.0
 
 
 def largest(differences: Sequence[float]) -> float:

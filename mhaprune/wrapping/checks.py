@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from mhaprune.measure.outcomes import Diverged, check_weights_finite, weight_sums
+from mhaprune.measure.outcomes import Diverged, apart, check_weights_finite, weight_sums
 from mhaprune.wrapping.at_rest import at_rest
 from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.block_proof import apart
 from mhaprune.wrapping.blocks import Unsupported
 from mhaprune.wrapping.tensors import tensors_in
 from mhaprune.wrapping.wrapped import WrappedModel
@@ -89,8 +88,9 @@ def check_conversion(whole: nn.Module, subject: WrappedModel, batch: Batches) ->
     with torch.no_grad(), at_rest(whole):
         own = subject.judge(subject.run(whole, batch.arguments()), batch)
         ours = subject.judge(subject.run_gated(batch), batch)
+    tolerance = max(1e-3, torch.finfo(subject.dtype).eps ** 0.5)
     for before, after in zip(own, ours, strict=True):
-        if not (moved := apart(before, after)) <= 1e-3 * max(1.0, float(before.nan_to_num(0.0).abs().max())):
+        if not (moved := apart(before, after)) <= tolerance * max(1.0, float(before.nan_to_num(0, 0, 0).abs().max())):
             raise Unsupported(
                 f"model: an example is judged differently ({moved:.3g} apart) if its nn.MultiheadAttention is computed"
                 " step by step: without gradients, nn.TransformerEncoder makes padding 0 (nested tensors), and the loss"

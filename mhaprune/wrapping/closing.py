@@ -2,6 +2,7 @@
 them, as with an adapter that is not merged.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,8 +23,11 @@ def closed_whole(subject: Any, batch: Any) -> Any:
     """Return the subject with its gates where they close all that reads the units. Raises `Unsupported`, which names
     the map, if there is no such place."""
     leaks = set(_leaking(subject, batch))
-    wrapped = {
-        block.out for block in subject.blocks if block.out in leaks or (_unknown(block) and _has_more(subject, block))
+    readers = Counter(source.rows for block in subject.blocks if block.kind == "neuron" for source in block.made_by)
+    wrapped = leaks | {
+        block.out
+        for block in subject.blocks
+        if (_has_more(subject, block) if not _sources(block) else any(readers[s.rows] > 1 for s in block.made_by))
     }
     if not wrapped:
         return subject
@@ -87,10 +91,6 @@ def _sources(block: Block) -> list[Any]:
     return [source for source in block.made_by if block.kind == "neuron" or source.role == "value"]
 
 
-def _unknown(block: Block) -> bool:
-    return not _sources(block)
-
-
 def _has_more(subject: GatedModel, block: Block) -> bool:
     """Return whether the module around W_O holds other linear maps, and not the sources of the units."""
     parent = subject.module.get_submodule(block.owner)
@@ -127,6 +127,6 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _why_not(block: Block, outer: dict[str, str]) -> str:
-    return block.why_not or (
-        f"{block.out} and other maps of {outer[block.out]} read them" if block.out in outer else ""
-    )
+    if block.out not in outer or LORA in block.why_not:
+        return block.why_not
+    return f"{block.out} and other maps of {outer[block.out]} read them"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import BlockId, HeadGrid, HeadMask
-from mhaprune.measure.outcomes import joined
+from mhaprune.measure.outcomes import joined, relative_difference
 from mhaprune.progress import track
 from mhaprune.subject import AttentionMap, Batch, Fallback, Gates, LastMap, Outcome
 from mhaprune.wrapping.at_rest import at_rest
@@ -267,7 +267,7 @@ class GatedModel(ABC):
         @torch.no_grad()
         def difference(mask: HeadMask) -> float:
             removed = precise.without(mask, shared=True).outputs(batch)
-            return float((precise.outputs(batch, mask.gates(precise.device)) - removed).abs().max())
+            return relative_difference(precise.outputs(batch, mask.gates(precise.device)), removed)
 
         return difference
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from mhaprune.data import Data
 from mhaprune.heads import BlockId, HeadGrid, HeadId, HeadMask
-from mhaprune.measure.outcomes import MAX_DIFFERENCE, all_open, gate_effects, joined
+from mhaprune.measure.outcomes import MAX_DIFFERENCE, all_open, apart, gate_effects, joined
 from mhaprune.subject import Batch
-from mhaprune.wrapping.block_proof import BlockProof, apart, largest, rounding
+from mhaprune.wrapping.block_proof import BlockProof, largest, rounding
 from mhaprune.wrapping.blocks import Unsupported
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.gating import hooked
@@ -42,8 +42,7 @@ class Proofs(NamedTuple):
     beside: bool = False
     """True if the loss or the quality of an example depends on the other examples of its batch."""
     difference: float = float("nan")
-    """The largest difference between an output with heads masked and the same output with heads removed. NaN if removal
-    was not tried."""
+    """The largest `relative_difference` of outputs with heads masked and removed; NaN if removal was not tried."""
     stuck: Mapping[BlockId, str] = MappingProxyType({})
     """The blocks whose heads cannot be removed, each with the reason."""
     why_not: str = ""

@@ -33,10 +33,10 @@ def test_what_is_measured_is_exact_and_the_rest_is_the_larger_estimate(heads: He
         found = heads.score(Shortlist(replace=replace, top=2, checks=checks, enough=1.0))  # type: ignore[arg-type]
         mine = found["exact"].astype(bool)
         assert mine.sum() == checks
-        assert found.loc[mine, "score"].to_numpy() == pytest.approx(truth.loc[mine, "score"].to_numpy(), abs=1e-6)
+        assert found.loc[mine, "score"].to_numpy() == pytest.approx(truth.loc[mine, "score"].to_numpy(), abs=1e-5)
         assert found.loc[mine, "stderr"].to_numpy() == pytest.approx(truth.loc[mine, "stderr"].to_numpy(), rel=1e-3)
         if replace == "corrupt":
-            assert found.loc[~mine, "score"].to_numpy() == pytest.approx(np.max(ways, axis=0)[~mine], abs=1e-6)
+            assert found.loc[~mine, "score"].to_numpy() == pytest.approx(np.max(ways, axis=0)[~mine], abs=1e-5)
         parts = 1 + (checks > 2)
         assert found["forward_passes"].iloc[0] == 3 + (replace == "corrupt") + parts + checks
         assert found["backward_passes"].iloc[0] == 3

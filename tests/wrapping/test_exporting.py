@@ -29,7 +29,7 @@ def small() -> Any:
 
 def test_an_exported_program_computes_the_same_for_other_sizes(small: Any, tmp_path: Path) -> None:
     first, second = batches(2)
-    assert mhaprune.export(small, tmp_path / "small.pt2", inputs(first)) == 0
+    assert mhaprune.export(small, tmp_path / "small.pt2", inputs(first)) < 1e-5
     assert [each.name for each in tmp_path.iterdir()] == ["small.pt2"]
     again: Any = torch.export.load(tmp_path / "small.pt2").module()
     longer = {name: value[:3] for name, value in inputs(second).items()}
@@ -42,7 +42,7 @@ def test_onnxruntime_computes_the_same(small: Any, tmp_path: Path) -> None:
     import onnxruntime  # type: ignore[import-not-found]
 
     first, second = batches(2)
-    assert 0 < mhaprune.export(small, tmp_path / "small.onnx", inputs(first)) < 1e-5
+    assert mhaprune.export(small, tmp_path / "small.onnx", inputs(first)) < 1e-5
     assert [each.name for each in tmp_path.iterdir()] == ["small.onnx"]
     session = onnxruntime.InferenceSession(str(tmp_path / "small.onnx"))
     longer = {name: value[:3] for name, value in inputs(second).items()}

@@ -1,5 +1,6 @@
 """Proofs of `wrap`, its answers for models that it cannot prove, and what a gate does."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_every_kind_of_proof_finds_the_same(dtype: torch.dtype) -> None:
     by_block, whole, none = (wrapped(model, prove=kind) for kind in ("blocks", "whole", "none"))
     for heads in (by_block, whole):
         assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
-        assert heads.proven.difference < 1e-14
+        assert heads.proven.difference < 1e-12
     assert by_block.proven.smallest_effect == pytest.approx(whole.proven.smallest_effect, rel=0.5)
     assert repr(none) == "8 heads in 2 blocks, not proved"
     mask = by_block.mask(keep=3, by="magnitude")
@@ -170,6 +171,26 @@ def test_a_fault_that_rounding_could_hide_shows_in_the_module_alone() -> None:
     model = Classifier()
     model.attention = nn.ModuleList(NearlyRight(16, 4) for _ in range(2))
     assert wrapped(model).proven.why_not.endswith("e-07, allowed is 1e-09")
+
+
+class Large(MultiHeadAttention):
+    """Attention with outputs of 1e6 and more, which depend a little on how many heads it has."""
+
+    fault = 0.0
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        out, weights = super().forward(*given, **named)
+        return 1e7 * out * (1 + self.fault * self.num_heads), weights
+
+
+@pytest.mark.parametrize("prove", ["blocks", "whole"])
+@pytest.mark.parametrize(("fault", "message"), [(1e-14, ""), (1e-7, "masked and removed differ by .*e-07, allowed")])
+def test_a_difference_is_one_of_the_size_of_the_outputs(prove: str, fault: float, message: str) -> None:
+    model = Classifier()
+    model.attention = nn.ModuleList(Large(16, 4) for _ in range(2))
+    for layer in model.attention:
+        layer.fault = fault
+    assert re.match(message or "$", wrapped(model, prove=prove).proven.why_not)
 
 
 class Coarse(Classifier):

@@ -92,7 +92,7 @@ def test_removed_is_masked_once_and_twice_also_as_a_copy_from_a_file_and_exporte
     for each in (again, *copies, torch.export.load(tmp_path / "again.pt2").module()):
         for shape in ((2, 5, D),) if each is not again else ((2, 5, D), (3, H, D), (H, 2, D), (1, D, D)):
             x = torch.randn(shape)
-            torch.testing.assert_close(each(x), model(x), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(each(x), model(x))
     assert sum(weight.numel() for weight in again.parameters()) < sum(weight.numel() for weight in model.parameters())
 
 

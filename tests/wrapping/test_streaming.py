@@ -86,7 +86,7 @@ def test_a_model_with_streaming_heads_computes_what_the_masked_one_does(
     small = stream.without(some(stream))
     assert {"Attention" in name for name in proved} == {True}, "layer by layer, not by copies of the model"
     masked = stream.evaluate(some(stream))["loss"].iloc[1]
-    assert float(measure(small, stream.splits.report).loss.mean()) == pytest.approx(masked, abs=1e-5)
+    assert float(measure(small, stream.splits.report).loss.mean()) == pytest.approx(masked, rel=1e-5)
     assert abs(masked - stream.evaluate()["loss"].iloc[0]) > 1e-4 > 1e-9 > stream.proven.difference
     assert len(small.grid) == len(stream.grid) - len(some(stream))
 

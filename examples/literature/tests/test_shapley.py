@@ -111,14 +111,15 @@ def pairs_by_hand(num_heads: int, value: Value, pairs: int, seed: int) -> list[l
 def test_a_permutation_and_its_reverse_are_exact_where_heads_interact_in_pairs() -> None:
     """A head finds every other one before it in just one of the two."""
     draw = torch.Generator().manual_seed(3)
-    alone, both = torch.randn(6, generator=draw), torch.randn(6, 6, generator=draw).triu(1)
+    alone, both = (torch.randn(*size, generator=draw, dtype=torch.double) for size in ((6,), (6, 6)))
+    both = both.triu(1)
 
     def value(heads: frozenset[int]) -> float:
         return sum(float(alone[n]) for n in heads) + sum(float(both[n, m]) for n in heads for m in heads)
 
     for seed in range(3):
         scores = Shapley(evaluations=2 + 2 * 5)(game_of(6, value), ONE, seed)
-        torch.testing.assert_close(scores.values[0], (alone + (both + both.T).sum(0) / 2).double())
+        torch.testing.assert_close(scores.values[0], alone + (both + both.T).sum(0) / 2)
         assert scores.stderr is None
         assert scores.forward_passes == 12
 

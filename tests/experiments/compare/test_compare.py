@@ -49,7 +49,7 @@ def test_regret_is_what_the_oracle_has_more_on_the_report_split(tables: Mapping[
     for objective, sign in (("loss", 1), ("quality", -1)):
         best = oracle[oracle["objective"] == objective].set_index("heads_removed")
         regret = sign * (pruning[objective] - pruning["heads_removed"].map(best[objective]))
-        np.testing.assert_allclose(pruning[f"regret_{objective}"], regret, atol=1e-6)
+        np.testing.assert_allclose(pruning[f"regret_{objective}"], regret, atol=1e-5)
         # On the split that it was chosen on nothing is better than the oracle.
         first = pruning[pruning["draw"] == 0]
         chosen = sign * (first[f"choose_{objective}"] - first["heads_removed"].map(best[f"choose_{objective}"]))
@@ -63,7 +63,7 @@ def test_methods_are_means_over_the_budgets_that_leave_a_choice(tables: Mapping[
     inner = pruning[pruning["heads_removed"].between(1, 5)]
     for name, rows in inner.groupby("scorer"):
         assert methods.loc[name, "regret_quality"] == pytest.approx(rows["regret_quality"].mean())
-        assert methods.loc[name, "regret_loss"] == pytest.approx(rows["regret_loss"].mean(), abs=1e-6)
+        assert methods.loc[name, "regret_loss"] == pytest.approx(rows["regret_loss"].mean(), abs=1e-5)
         for column in ("choose_quality", "choose_loss"):
             assert methods.loc[name, column] == pytest.approx(rows.loc[rows["draw"] == 0, column].mean())
     assert methods.loc["ablation", "forward_passes"] == 7

@@ -89,9 +89,9 @@ def test_heads_are_scored_and_watched_on_the_score_split_and_broken_on_the_repor
     model, splits, task = study.subject, study.splits, study.task
     scores = tables["heads"].set_index("scorer")["score"]
     for name, scorer in study.scorers.items():
-        np.testing.assert_allclose(scores[name], scorer(model, splits.score, study.seed).values[0].detach(), atol=1e-6)
+        np.testing.assert_allclose(scores[name], scorer(model, splits.score, study.seed).values[0].detach(), atol=1e-5)
     entropy = -Entropy()(model, splits.score, 0).values[0]
-    np.testing.assert_allclose(tables["looks"]["entropy"], entropy, atol=1e-6)
+    np.testing.assert_allclose(tables["looks"]["entropy"], entropy, atol=1e-5)
     report = set(map(task.show, splits.report.source.tolist(), splits.report.target.tolist()))
     assert len(tables["wrong"])
     assert set(tables["wrong"]["example"]) <= report | {"3 1 2 -> 1 2 3"}, "and what was asked"
@@ -125,12 +125,12 @@ def test_attention_is_that_of_the_model_on_its_own_answer(run: Run, tables: Tabl
     answer = model.decode_greedily(source, 20, stop=True)
     answer = answer[:, answer[0] != 0]
     weights = {block: each.weights for block, each in model.attention_maps(Examples(source, answer)).items()}
-    attention = tables["attention"].set_index(["site", "layer", "head"])
+    attention = tables["attention"].set_index(["site", "layer", "head"]).sort_index(kind="stable")
     for head in model.grid:
         mine = attention.loc[(head.site, head.layer, head.head)]
         table = mine.pivot(index="query", columns="key", values="weight").to_numpy()
-        np.testing.assert_allclose(table, weights[head.block][0, head.head].detach(), atol=1e-6)
-        np.testing.assert_allclose(table.sum(axis=1), 1, atol=1e-6)
+        np.testing.assert_allclose(table, weights[head.block][0, head.head].detach(), atol=1e-5)
+        np.testing.assert_allclose(table.sum(axis=1), 1, atol=1e-5)
         keys = list(mine[mine["query"] == 0]["looks_at"])
         said = ["<bos>", *tables["examples"]["answer"].item().split()]
         assert keys == (said if head.site == Site.DECODER_SELF else ["3", "1", "2", "<eos>"])

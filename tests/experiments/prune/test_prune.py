@@ -124,7 +124,7 @@ def test_fine_tuning_is_training_that_goes_on(tables: Mapping[str, pd.DataFrame]
     recipe(left, study.splits.train, study.splits.valid, None, study.seed)
     assert any(not torch.equal(value, before[name]) for name, value in left.state_dict().items())
     assert row["quality"] == pytest.approx(exact(left, study.splits.report))
-    assert row["loss"] == pytest.approx(loss_of(left, study.splits.report))
+    assert row["loss"] == pytest.approx(loss_of(left, study.splits.report), rel=1e-5)
     assert row["steps"] == 30
 
 
@@ -167,7 +167,7 @@ def test_between_budgets_the_trained_model_chooses_what_goes_next(
         row = one(tables["recovery"], schedule="one_shot", recovery="fine_tune_between", heads_kept=kept)
         assert row["kept"].split() == [str(head) for head in left.grid]
         assert row["steps"] == steps
-        assert row["loss"] == pytest.approx(loss_of(left, study.splits.report), rel=1e-6)
+        assert row["loss"] == pytest.approx(loss_of(left, study.splits.report), rel=1e-5)
 
 
 def test_the_control_has_the_shape_of_the_best_and_nothing_else_of_it(

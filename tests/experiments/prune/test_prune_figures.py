@@ -59,7 +59,7 @@ def test_a_curve_for_every_recovery_and_the_control_in_every_panel(tables: Table
         assert axes.get_lines()[0].get_xdata().tolist() == [2, 5], "heads removed"
         control, *lines = axes.get_lines()
         np.testing.assert_allclose(sorted(np.asarray(control.get_ydata())), [0.4, 0.85])
-        curves = [np.asarray(line.get_ydata()) for line in lines if len(np.asarray(line.get_ydata())) == 3]
+        curves = [y for line in lines if len(y := np.asarray(line.get_ydata(), dtype=float)) == 3]
         for expected in EXACT.values():
             assert any(np.allclose(y, list(expected.values())) for y in curves)
     labels = [text.get_text() for text in plot.figure.legends[0].get_texts()]
