@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from torch import Tensor
 
 import mhaprune
 from mhaprune import losses
@@ -24,6 +25,10 @@ FIXED = 3.0
 """Milliseconds of the part of the model that stays."""
 
 
+NOISE = {"is": 1.01}
+"""How far the dense model is from itself."""
+
+
 def milliseconds(heads: Heads, mask: HeadMask) -> float:
     """A unit with an odd number takes 2 ms, the others 1 ms."""
     return FIXED + sum(1.0 + head.head % 2 for head in mask.kept)
@@ -36,10 +41,10 @@ def heads(monkeypatch: pytest.MonkeyPatch) -> Heads:
     def timed(subject: Any, plans: Sequence[Plan], batch: Any, rounds: int) -> pd.DataFrame:
         dense = milliseconds(wrapped, HeadMask(wrapped.grid))
         times = {plan.scorer: milliseconds(wrapped, plan.mask) for plan in plans} | {"dense": dense}
-        ends = {"speedup_q1": 1.0, "speedup_q3": 2.0}
-        return pd.DataFrame(
-            [{"scorer": name, "latency_ms": ms, "speedup": dense / ms} | ends for name, ms in times.items()]
-        )
+        ends = {name: (dense / ms, dense / ms) for name, ms in times.items()} | {"pruned": (1.0, 2.0)}
+        times, ends = times | {"dense again": dense}, ends | {"dense again": (1 / NOISE["is"], NOISE["is"])}
+        columns = ["scorer", "latency_ms", "speedup", "speedup_q1", "speedup_q3"]
+        return pd.DataFrame([(name, ms, dense / ms, *ends[name]) for name, ms in times.items()], columns=columns)
 
     monkeypatch.setattr(promise, "time_removed", timed)
     return wrapped
@@ -145,3 +150,37 @@ def test_a_promise_is_kept_on_this_machine() -> None:
     row = heads.promises.iloc[0]
     noise = (row["speedup_q3"] - row["speedup_q1"]) / row["speedup"]
     assert abs(row["measured_ms"] / row["promised_ms"] - 1) < max(0.05, noise)
+
+
+def test_a_search_begins_with_few_units_if_their_times_are_noise(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(NOISE, "is", 3.0)
+    tried: list[int] = []
+    timed = promise._timed
+
+    def counted(heads: Heads, mask: HeadMask, batch_size: int) -> list[float]:
+        tried.append(len(mask.removed))
+        return timed(heads, mask, batch_size)
+
+    monkeypatch.setattr(promise, "_timed", counted)
+    heads.mask(faster=1.25, by=[float(n) for n in range(8)])
+    assert tried[0] == 1
+    assert "half of the units of attention save less time than timing varies" in caplog.text
+
+
+def test_the_batch_that_was_timed_is_noted_and_is_none_larger_than_yours(heads: Heads) -> None:
+    heads.mask(faster=1.25, by=[float(n) for n in range(8)], batch_size=64)
+    assert heads.promises["batch_size"].tolist() == [6], "each batch has six examples"
+
+
+def test_few_examples_to_choose_by_are_named() -> None:
+    def sureness(output: Any, batch: Any) -> Tensor:
+        return output["logits"].softmax(dim=-1).amax(dim=-1)
+
+    heads = mhaprune.wrap(classifier(), losses.classification, score=batches(2), choose=batches(1, 1), quality=sureness)
+    message = (
+        r"^choose: 6 examples are too few to say at 95 % confidence how much of sureness is lost, within= needs more$"
+    )
+    with pytest.raises(ValueError, match=message):
+        heads.prune(within=0.5, by="gate_output")

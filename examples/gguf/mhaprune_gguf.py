@@ -48,6 +48,7 @@ def write(model: nn.Module, path: str | Path, base: str | Path) -> None:
     facts = read.fields
     body: Any = model.model  # type: ignore[union-attr]
     check(body, facts, base)
+    check_factors(body, read.tensors, base)
     unfinished = target.with_suffix(".gguf.part")
     writer = gguf.GGUFWriter(unfinished, NAME)
     try:
@@ -91,6 +92,41 @@ def check(body: Any, facts: Any, base: str | Path) -> None:
         found["tokens"] = len(words.contents())
     if kind != "llama" or found != sizes:
         raise ValueError(f"base={base}: is of a model of {kind} with {found}, not of this one with {sizes}")
+    if (activation := body.config.hidden_act) not in ("silu", "swish"):
+        raise ValueError(f"hidden_act={activation}: {NAME} of llama.cpp computes silu, must be silu")
+    for name, (ours, default) in computed(body.config).items():
+        theirs = facts[f"{kind}.{name}"].contents() if f"{kind}.{name}" in facts else default
+        same = abs(theirs - ours) <= 1e-5 * abs(ours) if isinstance(ours, float) else theirs == ours
+        if not same:
+            raise ValueError(f"base={base}: has {name} {theirs}, this model has {ours}; must be a file of this model")
+
+
+def computed(config: Any) -> dict[str, tuple[Any, Any]]:
+    """Return what the model computes beside its weights, by the names of facts, each with what llama.cpp takes if there
+    is no such fact. Raises ValueError for positions that cannot be compared."""
+    rope = config.rope_parameters
+    kinds = {"default": "none", "llama3": "none", "linear": "linear"}  # of llama3 the factors are a tensor
+    if (kind := rope.get("rope_type", "default")) not in kinds:
+        raise ValueError(f"rope_type={kind}: cannot be compared with a file, must be {', '.join(kinds)}")
+    return {
+        "attention.layer_norm_rms_epsilon": (float(config.rms_norm_eps), 0.0),
+        "rope.freq_base": (float(rope["rope_theta"]), 10_000.0),
+        "rope.scaling.type": (kinds[kind], "none"),
+        "rope.scaling.factor": (float(rope["factor"]) if kind == "linear" else 1.0, 1.0),
+    }
+
+
+def check_factors(body: Any, tensors: Any, base: str | Path) -> None:
+    """Raise ValueError for another model's factors of rotary positions, which Llama 3 has."""
+    rope, given = body.config.rope_parameters, [each.data for each in tensors if each.name.startswith("rope_")]
+    steps = torch.arange(0, body.layers[0].self_attn.head_dim, 2).double() / body.layers[0].self_attn.head_dim
+    ours = (rope["rope_theta"] ** -steps) / body.rotary_emb.inv_freq.double().cpu()
+    wanted = [ours] if rope.get("rope_type") == "llama3" else []
+    theirs = [torch.tensor(data).double().flatten() for data in given]
+    if len(theirs) != len(wanted) or not all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=1e-3) for a, b in zip(theirs, wanted, strict=True)
+    ):
+        raise ValueError(f"base={base}: has other factors of rotary positions, must be a file of this model")
 
 
 def counts(body: Any) -> dict[str, list[int]]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import torch
 from torch import Tensor
 
-from mhaprune.front.given import least_of, named_scorers, scores_of
+from mhaprune.front.given import GivenScores, least_of, named_scorers, scores_of
 from mhaprune.front.promise import mask_in_time, unit_costs
 from mhaprune.heads import BlockId, HeadMask
 from mhaprune.pruning.plans import choices, plans_of
@@ -199,6 +199,8 @@ def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedu
         total = len(heads.grid) if cost is None else float(cost.sum())
         for budget, count in zip(budgets, kept, strict=False):
             check_reachable(heads, spared, budget, count, cost)
+        if any(ROUNDING < count < total - ROUNDING for count in kept):
+            check_different(heads, scorers)
         made = choices(heads.scoring, scorers, spared, [total - count for count in kept], draws=1, cost=cost)
         return [plan.mask for plan in plans_of(made)]
 
@@ -236,6 +238,20 @@ def check_reachable(heads: Any, schedule: Schedule, budget: Budget, count: float
     asked = f"{count:.6g} {units}" if cost is None else f"{count:.6g} of={budget.of}"
     why = next((f", {block} for example: {reason}" for block, reason in stuck.items()), "")
     raise ValueError(f"{which}: keeps {asked}, but {least:.6g} must stay{why}")
+
+
+def check_different(heads: Any, scorers: Mapping[str, Scorer]) -> None:
+    """Raise ValueError if a measured score is the same for all units: then it chooses nothing."""
+    for name, scorer in scorers.items():
+        values = heads.scoring(name, scorer).scores.values
+        if len(heads.grid) > 1 and not isinstance(scorer, GivenScores) and bool((values == values[:, :1]).all()):
+            why, window = "", heads.subject.window
+            if window is not None and int(heads.splits.score.lengths().max()) <= sum(window):
+                why = f": no text of *score* is longer than the window, {sum(window)} tokens"
+            units = heads.subject.counted
+            raise ValueError(
+                f"by={name}: is {float(values[0, 0]):g} for all {len(heads.grid)} {units}, so it cannot choose{why}"
+            )
 
 
 def _way(heads: Any, budget: Budget, by: By, schedule: str | Schedule | None) -> tuple[dict[str, Scorer], Schedule]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -168,6 +169,11 @@ def two_examples(splits: Splits[Any], name: str) -> None:
     """Raise ValueError for a split of one example."""
     if (count := len(splits[name])) < 2:
         raise ValueError(f"{name}: holds {count} example, an interval needs two or more")
+
+
+def kept_random_state(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context after which torch draws the same random numbers as without it."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 TUNED = ("steps", "learning_rate", "batch_size", "distillation")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,15 @@ from torch import nn
 
 from mhaprune.data import SPLITS
 from mhaprune.front.budget import Budget, By, Number, Unit, choose
-from mhaprune.front.given import Steps, mask_of, named_scorers, prove_removal, recoveries_of, two_examples
+from mhaprune.front.given import (
+    Steps,
+    kept_random_state,
+    mask_of,
+    named_scorers,
+    prove_removal,
+    recoveries_of,
+    two_examples,
+)
 from mhaprune.front.promise import Promised, fastest_within
 from mhaprune.front.timing import speed_table
 from mhaprune.heads import HeadMask
@@ -39,6 +48,8 @@ from mhaprune.wrapping.pairs import paired
 from mhaprune.wrapping.saving import make_plain
 from mhaprune.wrapping.understand import ModelWithData, proved_again, understand, with_window
 from mhaprune.wrapping.wrapped import WrappedModel
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from mhaprune.experiments.results import Results
@@ -123,6 +134,10 @@ class Heads(ModelWithData):
         {'ablation': 8, 'gate_output': 8}
         """
         self.check_unchanged()
+        if (window := self.subject.window) is not None and int(self.splits.score.lengths().max()) <= sum(window):
+            log.warning(
+                "score: no text is longer than the window, %d tokens, so closing a head changes nothing", sum(window)
+            )
         chosen = named_scorers(self.subject, scorers or ("ablation",))
         table = heads_table(self.scoring, chosen)
         table["score_low"], table["score_high"] = skewed_ends(table[MOMENTS].to_numpy(dtype=float).T)
@@ -303,8 +318,9 @@ class Heads(ModelWithData):
         recoveries = recoveries_of(refit, fine_tune)
         prove_removal(self._equivalence, mask)
         smaller = self.subject.without(mask, shared=not copy)
-        for recovery in recoveries:
-            smaller, _ = recovery(self._study, smaller, 0, None, lambda state: None)
+        with kept_random_state(self.subject.device):
+            for recovery in recoveries:
+                smaller, _ = recovery(self._study, smaller, 0, None, lambda state: None)
         tell(self.subject, smaller, mask, ["refitted"] * refit + ["trained"] * (fine_tune != 0))
         return smaller
 

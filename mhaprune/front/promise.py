@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,13 +23,15 @@ from mhaprune.measure.times import device_name
 from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan
 from mhaprune.pruning.pruned import time_removed
-from mhaprune.tables import CHOOSE_DROP, CHOOSE_MOST
+from mhaprune.tables import CHOOSE_DROP, CHOOSE_MOST, DENSE_AGAIN
 from mhaprune.wrapping.wrapped import WrappedModel
 
 log = logging.getLogger(__name__)
 
 ROUNDS = 20
 """Number of rounds in which models take turns."""
+FEW = 1 / 16
+"""The share of the time that all units cost with which a search begins if that time is noise."""
 CLOSE = 0.02
 """The share of the time by which a model may miss a promise, before it is measured again."""
 TRIES = 8
@@ -45,8 +48,9 @@ class Promised:
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     """See `Heads.promises`."""
-    times: dict[str, dict[str, float]] = field(default_factory=dict)
-    """The milliseconds without half of the units of a site, by what decides them."""
+    times: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The milliseconds without half of the units of a site, and the sites that save less time than timing varies, by
+    what decides them."""
 
 
 def mask_in_time(
@@ -64,6 +68,7 @@ def mask_in_time(
     removal brings about; `named` is the setting.
     """
     dense, cost = unit_costs(heads, batch_size)
+    noisy = in_noise(heads, batch_size)
     total, everything = float(cost.sum()), HeadMask(heads.grid)
     free = torch.tensor([head.block not in heads.proven.stuck for head in heads.grid])
     most = float(cost[free].sum())
@@ -72,6 +77,9 @@ def mask_in_time(
         log.warning("%s: the whole model takes %.3g ms, so nothing is removed", named, dense)
         return everything
     removed, best, mask, share = min(dense - wanted, most), float("inf"), everything, 0.0
+    if noisy:  # then nothing says how many units are enough, so begin with few
+        log.warning("%s: half of the units of %s save less time than timing varies", named, ", ".join(noisy))
+        removed = min(removed, FEW * most)
     for _ in range(TRIES):
         (tried,) = masks([total - removed], cost)
         dense, taken, *_ = _timed(heads, tried, batch_size)
@@ -90,7 +98,12 @@ def mask_in_time(
         gained = max(dense - taken, LEAST * dense)
         removed = min(most, removed * min(2.0, max(0.5, (1 - share) * dense / gained)))
     dense, taken, *quartiles = _timed(heads, mask, batch_size)
-    row = {"promised": named, "batch_size": batch_size, "promised_ms": share * dense, "measured_ms": taken}
+    row = {
+        "promised": named,
+        "batch_size": len(_batch(heads, batch_size)),
+        "promised_ms": share * dense,
+        "measured_ms": taken,
+    }
     speed = dict(zip(("speedup", "speedup_q1", "speedup_q3"), quartiles, strict=True))
     heads.promised.rows.append(row | {"dense_ms": dense, **speed, "units_kept": len(mask.kept)})
     if abs(taken / (share * dense) - 1) > 0.05:
@@ -117,6 +130,11 @@ def fastest_within(heads: Any, within: float, by: Any, made: Callable[[HeadMask]
         if not drop[CHOOSE_MOST] <= within:
             break
         chosen = model
+    if chosen is None and math.isnan(drop[CHOOSE_MOST]):
+        raise ValueError(
+            f"choose: {len(heads.splits.choose)} examples are too few to say at 95 % confidence how much of"
+            f" {heads.quality_name} is lost, within= needs more"
+        )
     if chosen is None:
         raise ValueError(
             f"within={within:g}: not met, with {len(mask.kept)} of {len(heads.grid)} {heads.subject.counted}, the most"
@@ -137,8 +155,10 @@ def unit_costs(heads: Any, batch_size: int) -> tuple[float, Tensor]:
 
     def make(state: Any, save: Any) -> dict[str, Any]:
         plans = [Plan(site, 0, "", HeadMask(heads.grid).without(*units)) for site, units in gone.items()]
-        times = time_removed(subject, plans, batch, ROUNDS).drop_duplicates("scorer").set_index("scorer")["latency_ms"]
-        return {"ms": {str(name): float(value) for name, value in times.items()}}
+        times = time_removed(subject, plans, batch, ROUNDS).drop_duplicates("scorer").set_index("scorer")
+        noisy = [site for site in sites if times["speedup_q1"].get(site, 2.0) <= times["speedup_q3"][DENSE_AGAIN]]
+        ms = {str(name): float(value) for name, value in times["latency_ms"].items()}
+        return {"ms": ms, "noisy": noisy}
 
     what = {
         "blocks": [[block.out, block.heads, block.head_dim, block.kind] for block in subject.blocks],
@@ -148,13 +168,19 @@ def unit_costs(heads: Any, batch_size: int) -> tuple[float, Tensor]:
     known = heads.promised.times
     key = repr(what)
     if key not in known:
-        known[key] = (make(None, None) if subject.cache is None else subject.cache.get("unit_ms", what, make))["ms"]
-    ms: dict[str, float] = known[key]
+        known[key] = make(None, None) if subject.cache is None else subject.cache.get("unit_times", what, make)
+    ms: dict[str, float] = known[key]["ms"]
     # Of a site whose units must all stay, nothing was timed.
     counts = Counter(head.site for head in heads.grid)
     taken = {site: max(ms["dense"] - ms[site] if gone[site] else 0.0, LEAST * ms["dense"]) for site in sites}
     saved = {site: taken[site] / (len(gone[site]) or counts[site] or 1) for site in sites}
     return ms["dense"], torch.tensor([saved[head.site] for head in heads.grid], dtype=torch.double)
+
+
+def in_noise(heads: Any, batch_size: int) -> list[str]:
+    """Return the sites whose units cost less time than timing varies."""
+    unit_costs(heads, batch_size)
+    return sorted({site for times in heads.promised.times.values() for site in times.get("noisy", ())})
 
 
 def _half(heads: Any, name: BlockId) -> list[HeadId]:
@@ -171,4 +197,7 @@ def _timed(heads: Any, mask: HeadMask, batch_size: int) -> list[float]:
 
 
 def _batch(heads: Any, batch_size: int) -> Any:
-    return heads.splits.score.first(batch_size).converted(heads.subject.device, heads.subject.dtype)
+    """Return as many examples of *score* as are asked for; no more than it has, and than the largest batch."""
+    return heads.splits.score.first(heads.splits.score.rows(batch_size)).converted(
+        heads.subject.device, heads.subject.dtype
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +17,15 @@ from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.measure.outcomes import gate_gradients, measure, measure_removed
 from mhaprune.progress import doing, track
 from mhaprune.recoveries.refitting import RefitTargets, refit, show
-from mhaprune.schedules.base import Evidence, Schedule
+from mhaprune.schedules.base import Evidence, Schedule, Stepwise
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.scoring import Scoring, naming, settings_text
 from mhaprune.scorers.surgeon import Surgeon
 from mhaprune.settings.options import option_name
 from mhaprune.subject import Subject
 from mhaprune.tables import join_names
+
+log = logging.getLogger(__name__)
 
 SEARCH = "search"
 """The family name of schedules that use no scores."""
@@ -172,12 +175,30 @@ class Search:
             self.scoring(self.name, self.scorer)  # now, so that its time does not count as the search's
         start = time.perf_counter()
         known = self.scoring.subject, self._score, self._loss, self.whole, self._gradients, self._refits
-        masks = schedule(Evidence(*known, self.removal_cost), budgets)
+        evidence = Evidence(*known, self.removal_cost)
+        masks = schedule(evidence, budgets)
         self.cost["seconds"] += time.perf_counter() - start
+        if isinstance(schedule, Stepwise) and schedule.scoring == "once":
+            for mask in masks:
+                self._say_ties(schedule, evidence, mask)
         for refits in self.refitting:
             self.cost["forward_passes"] += refits.passes * len(refits.fitted) / len(self.scoring.examples)
         self.refitting.clear()
         return masks
+
+    def _say_ties(self, schedule: Stepwise, evidence: Evidence, mask: HeadMask) -> None:
+        """Say how many heads were removed only because they come first: others with the same score stay."""
+        scores, cost = self._score(self.scoring.subject).tolist(), evidence.costs()
+        value = {head: score / cost[head] for head, score in zip(mask.grid, scores, strict=True)}
+        apart = schedule.scope == "per_block"
+        left = {(head.block if apart else None, value[head]) for head in schedule.removable(evidence, mask)}
+        drawn = sum((head.block if apart else None, value[head]) in left for head in mask.removed)
+        if drawn:
+            units = self.scoring.subject.counted
+            log.warning(
+                "scorer=%s: %d of the %d removed %s have the same score as others that stay, so their order decided",
+                *(self.name, drawn, len(mask.removed), units),
+            )
 
     def _score(self, left: Subject) -> Tensor:
         assert self.scorer is not None, "the schedule reads a score, its `scoring` says none"

@@ -15,11 +15,13 @@ from mhaprune.front.heads import Heads
 transformers = pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 pytestmark = pytest.mark.filterwarnings("ignore")
 WIDTH, LAYERS, K = 32, 3, 8
+ROPE = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ROPE |= {"original_max_position_embeddings": 16}
 
 
 def llama(**more: Any) -> Any:
     torch.manual_seed(0)
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": K, "vocab_size": 20, **more}
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": K, "vocab_size": 20, "rope_parameters": ROPE} | more
     config = transformers.LlamaConfig(hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=LAYERS, **sizes)
     return transformers.LlamaForCausalLM(config).eval()
 
@@ -31,8 +33,11 @@ def wrapped(model: Any, **how: Any) -> Heads:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of the whole model, as far as its facts go."""
-    path = tmp_path_factory.mktemp("base") / "base.gguf"
+    return written(tmp_path_factory.mktemp("base") / "base.gguf", llama())
+
+
+def written(path: Path, model: Any, theta: float = 1e4, eps: float = 1e-6, linear: float | None = None) -> Path:
+    """Write the file of a whole model, as far as its facts go."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(LAYERS)
     writer.add_embedding_length(WIDTH)
@@ -42,12 +47,61 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_context_length(64)
     writer.add_key_length(K)
     writer.add_token_list([f"t{n}" for n in range(20)])
-    writer.add_tensor("rope_freqs.weight", torch.arange(K // 2).float().numpy())
+    writer.add_rope_freq_base(theta)
+    writer.add_layer_norm_rms_eps(eps)
+    if linear is not None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(linear)
+    if model.config.rope_parameters["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", factors(model).numpy())
+    elif linear is None:
+        writer.add_tensor("token_embd.weight", model.model.embed_tokens.weight.detach().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def factors(model: Any) -> torch.Tensor:
+    """The factors by which Llama 3 divides the frequencies of rotary positions."""
+    return 1e4 ** -(torch.arange(0, K, 2) / K) / model.model.rotary_emb.inv_freq
+
+
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("more", "file", "reason"),
+    [
+        ({}, {}, ""),
+        ({}, {"theta": 1e6}, "rope.freq_base 1000000.0, this model has 10000.0"),
+        ({}, {"eps": 1e-5}, "attention.layer_norm_rms_epsilon 9.9.*, this model has 1e-06"),
+        ({"hidden_act": "gelu"}, {}, "hidden_act=gelu: deci of llama.cpp computes silu"),
+        ({"rope_parameters": LINEAR}, {}, "rope.scaling.type none, this model has linear"),
+        ({"rope_parameters": LINEAR}, {"linear": 4.0}, "rope.scaling.factor 4.0, this model has 2.0"),
+        ({"rope_parameters": LINEAR}, {"linear": 2.0}, ""),
+        ({"rope_parameters": PLAIN}, {"linear": 2.0}, "rope.scaling.type linear, this model has none"),
+        ({"rope_parameters": PLAIN}, {}, ""),
+    ],
+)
+def test_a_file_of_a_model_that_computes_something_else_is_refused(
+    more: Any, file: Any, reason: str, tmp_path: Path
+) -> None:
+    model = llama(**more)
+    base = written(tmp_path / "base.gguf", model, **file)
+    if reason:
+        with pytest.raises(ValueError, match=rf"^[^\n]*{reason}[^\n]*$"):
+            mhaprune_gguf.write(model, tmp_path / "no.gguf", base)
+    else:
+        mhaprune_gguf.write(model, tmp_path / "yes.gguf", base)
+
+
+def test_factors_of_another_model_are_refused(base: Path, tmp_path: Path) -> None:
+    for rope in (PLAIN, ROPE | {"factor": 4.0}):
+        with pytest.raises(ValueError, match="^base=.*: has other factors of rotary positions"):
+            mhaprune_gguf.write(llama(rope_parameters=rope), tmp_path / "no.gguf", base)
 
 
 def test_every_layer_has_its_numbers_and_its_weights(base: Path, tmp_path: Path) -> None:
@@ -63,7 +117,7 @@ def test_every_layer_has_its_numbers_and_its_weights(base: Path, tmp_path: Path)
     assert facts["deci.context_length"] == 64
     assert facts["tokenizer.ggml.tokens"] == [f"t{n}" for n in range(20)]
     found = {each.name: torch.tensor(each.data) for each in read.tensors}
-    assert found["rope_freqs.weight"].tolist() == [0, 1, 2, 3]
+    torch.testing.assert_close(found["rope_freqs.weight"], factors(model))
     assert not any(name.startswith("blk.0.attn") for name in found), "a layer without heads has no attention"
     layer = model.model.layers[1]
     assert torch.equal(found["blk.1.attn_v.weight"], layer.self_attn.v_proj.weight)
