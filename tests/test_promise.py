@@ -7,7 +7,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor
 
 import mhaprune
 from mhaprune import losses
@@ -174,13 +173,10 @@ def test_the_batch_that_was_timed_is_noted_and_is_none_larger_than_yours(heads: 
     assert heads.promises["batch_size"].tolist() == [6], "each batch has six examples"
 
 
-def test_few_examples_to_choose_by_are_named() -> None:
-    def sureness(output: Any, batch: Any) -> Tensor:
-        return output["logits"].softmax(dim=-1).amax(dim=-1)
-
-    heads = mhaprune.wrap(classifier(), losses.classification, score=batches(2), choose=batches(1, 1), quality=sureness)
+def test_few_examples_to_choose_by_are_named(heads: Heads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promise, "choose_columns", lambda *_: {CHOOSE_MOST: float("nan"), CHOOSE_DROP: 0.0})
     message = (
-        r"^choose: 6 examples are too few to say at 95 % confidence how much of sureness is lost, within= needs more$"
+        r"^choose: 36 examples are too few to say at 95 % confidence how much of accuracy is lost, within= needs more$"
     )
     with pytest.raises(ValueError, match=message):
         heads.prune(within=0.5, by="gate_output")

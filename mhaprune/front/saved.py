@@ -14,7 +14,7 @@ from mhaprune.heads import HeadGrid
 from mhaprune.model.checkpoint import load as read
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.settings.ranges import checked
-from mhaprune.settings.refusals import foreign
+from mhaprune.settings.refusals import foreign, naming_full_disk
 from mhaprune.sources.trained import restored
 from mhaprune.tasks.base import Task
 from mhaprune.wrapping.model_card import LOST, lost_before
@@ -100,4 +100,5 @@ def save(model: nn.Module, path: str | Path, tokenizer: Any = None, table: pd.Da
     >>> [layer.num_heads for layer in mhaprune.load("mine", model=model).attention]
     [3, 4]
     """
-    save_folder(model, path, tokenizer, table)
+    with naming_full_disk(path):
+        save_folder(model, path, tokenizer, table)

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import pickle
 import sys
 import sysconfig
@@ -80,6 +81,18 @@ def foreign(where: str, code: str = "") -> Iterator[None]:
         elif not isinstance(error, ValueError):
             text = f"{type(error).__name__}: {text}"
         raise ValueError(f"{where}, {text}") from None
+
+
+@contextmanager
+def naming_full_disk(path: Path | str) -> Iterator[None]:
+    """Add the path to the error of a disk that takes no more: libraries that write files often do not say where."""
+    try:
+        yield
+    except Exception as error:
+        number = getattr(error, "errno", None) or next((n for n in FULL if f"os error {n}" in str(error)), None)
+        if number not in FULL or getattr(error, "filename", None):
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def _place(error: BaseException) -> str:

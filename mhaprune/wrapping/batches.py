@@ -188,6 +188,12 @@ class Batches(Data):
         pieces = [batch] if (of_shortest, shortest) == (of_longest, longest) else [batch, alone]
         return cls._grouped(pieces, split.names, split.form, size)
 
+    @classmethod
+    def fullest(cls, splits: Sequence[Batches]) -> Batches:
+        """Return the batch with the most tokens that a pass over one of the splits holds."""
+        found = [split[at] for split in splits for at in split.passes(split.by_length(), split.largest)]
+        return max(found, key=lambda batch: int(batch.lengths().sum()))
+
     def __len__(self) -> int:
         return len(self.at)
 

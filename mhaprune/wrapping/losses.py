@@ -163,6 +163,41 @@ def check_counted(loss: Judge, split: Batches, name: str) -> None:
             )
 
 
+SHIFTED = (language_model, next_token_accuracy)
+ALIGNED = (seq2seq, token_accuracy, exact_match)
+
+
+def check_fits(model: Any, judges: Mapping[str, Judge], split: Batches) -> None:
+    """Raise ValueError for a loss or quality that judges a model one position off. The labels of an encoder-decoder
+    belong to its positions; those of a decoder alone to the positions before, unless they were moved already."""
+    config, kind = getattr(model, "config", None), type(model).__name__
+    two_sided = bool(getattr(config, "is_encoder_decoder", False))
+    masked = "MaskedLM" in kind
+    for batch in split.batches(len(split)):
+        given = batch.as_given()
+        named = given if isinstance(given, Mapping) else {}
+        ids, labels = named.get("input_ids"), named.get(LABELS)
+        alike = isinstance(ids, Tensor) and isinstance(labels, Tensor) and labels.shape == ids.shape
+        same = alike and _equal_where_counted(labels, ids)
+        moved = alike and not same and ids.shape[1] > 2 and _equal_where_counted(labels[:, :-1], ids[:, 1:])
+        for name, judge in judges.items():
+            other = "seq2seq" if name == "loss" else "token_accuracy"
+            if judge in SHIFTED and (two_sided or masked or moved):
+                why = "whose labels are moved by one already" if moved else "whose labels belong to their own positions"
+                raise ValueError(f"{name}: is for the next token, and this is a {kind} {why}; use losses.{other}")
+            other = "language_model" if name == "loss" else "next_token_accuracy"
+            if judge in ALIGNED and same and "CausalLM" in kind:
+                raise ValueError(
+                    f"{name}: judges each label at its own position, and the labels of this {kind} are the tokens that"
+                    f" it reads there; use losses.{other}"
+                )
+
+
+def _equal_where_counted(labels: Tensor, ids: Tensor) -> bool:
+    counted = labels != IGNORED
+    return bool(counted.any()) and bool((labels == ids)[counted].all())
+
+
 def _real_tokens(batch: Any) -> Tensor:
     mask = batch.get(MASK) if isinstance(batch, Mapping) else None
     return torch.ones(1, 1) if mask is None else mask != 0

@@ -207,6 +207,35 @@ def _check_repeated(outputs: Tensor, again: Tensor) -> None:
         )
 
 
+DEPENDS = (
+    "model: what it says of an example depends on the other examples of the batch ({moved:.3g} apart from"
+    " {apart}), so that no score is one of an example; give batches of one example, or mend what reads the whole batch"
+    " (a batch norm, a mean, a limit per batch)"
+)
+
+
+@torch.no_grad()
+def check_order(subject: GatedModel, batch: Batch) -> None:
+    """Raise `Unsupported` if what the model says of the examples of a batch changes with their order: then a limit per
+    batch, or what an earlier example leaves, reaches later ones. The first example alone is compared elsewhere."""
+    if len(batch) < 2:
+        return
+    last = torch.arange(len(batch)).flip(0)
+    outputs = [tensors_in(subject.run_gated(subject.placed(each))) for each in (batch, batch[last], batch[last[:1]])]
+    for together, reversed_, alone in zip(*outputs, strict=False):
+        by_row = alone.shape == (1, *together.shape[1:]) and together.shape == reversed_.shape
+        if not by_row or len(together) != len(batch) or not together.is_floating_point():
+            continue
+        for other, mine, how in (
+            (reversed_, together.flip(0), "the same examples in another order"),
+            (alone, together[-1:], "the same example alone"),
+        ):
+            finite = mine.nan_to_num(0.0, 0.0, 0.0)
+            allowed = rounding(finite.float() if finite.dtype == torch.double else finite)
+            if not (moved := apart(other, mine)) <= allowed:
+                raise Unsupported(DEPENDS.format(moved=moved, apart=how))
+
+
 def _check_independent(subject: GatedModel, batch: Batch, output: Any, alone: Any) -> bool:
     """Return whether the first example of a batch is judged in another way when it is alone, as by a contrastive loss.
     Raises `Unsupported` if its output is another one."""
@@ -222,11 +251,7 @@ def _check_independent(subject: GatedModel, batch: Batch, output: Any, alone: An
 
     for together, single in zip(tensors_in(output), tensors_in(alone), strict=False):
         if moved := differs(together, single):
-            raise Unsupported(
-                f"model: what it says of an example depends on the other examples of the batch ({moved:.3g} apart from"
-                " the same example alone), so that no score is one of an example; give batches of one example, or mend"
-                " what reads the whole batch (a batch norm, a mean, a limit per batch)"
-            )
+            raise Unsupported(DEPENDS.format(moved=moved, apart="the same example alone"))
     return any(map(differs, subject.judge(output, batch), subject.judge(alone, batch[:1])))
 
 

@@ -58,6 +58,15 @@ def stream_heads(
     return model, left
 
 
+def for_streaming(model: nn.Module, block: Block) -> Block:
+    """Return a block with the reason why its heads cannot stream, if they cannot."""
+    try:
+        _check(model, model.get_submodule(block.path), block)
+    except Unsupported as error:
+        return replace(block, why_not=str(error).removeprefix(f"{block.path}: "))
+    return block
+
+
 def _check(model: nn.Module, attention: Any, block: Block) -> None:
     """Raise `Unsupported` for a layer that cannot have heads that stream."""
     _, part = pretrained_in(model)

@@ -24,10 +24,11 @@ from mhaprune.wrapping.checks import check_buffers, check_call, check_conversion
 from mhaprune.wrapping.closing import closed_whole
 from mhaprune.wrapping.discovery import discover
 from mhaprune.wrapping.hints import check_attention, unseen
-from mhaprune.wrapping.losses import Drift, Judge, check_counted, name_of, quality_for, unit_of
+from mhaprune.wrapping.losses import Drift, Judge, check_counted, check_fits, name_of, quality_for, unit_of
 from mhaprune.wrapping.neurons import find_neurons, name_neurons
-from mhaprune.wrapping.proofs import NotByExample, Proofs, prove_gates, prove_removal
+from mhaprune.wrapping.proofs import NotByExample, Proofs, check_order, prove_gates, prove_removal
 from mhaprune.wrapping.removal import MORE_COUNTS, with_more_counts
+from mhaprune.wrapping.streaming import for_streaming
 from mhaprune.wrapping.tensors import mapped, precise
 from mhaprune.wrapping.torch_nn import converted
 from mhaprune.wrapping.wrapped import WrappedModel
@@ -141,6 +142,7 @@ def understand(
     found, names, not_seen, alone = _blocks(model, blocks, batch, run, units)
     for name, split in splits.items():
         check_counted(loss, split, name)
+        check_fits(model, {"loss": loss, "quality": quality}, split)
     subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run, prove=prove, sample=batch[:1])
     subject = closed_whole(subject, batch[:1])
     if judge := _drift_of(loss, quality, splits["score"], call):
@@ -156,6 +158,8 @@ def understand(
         names, found = (list(each) for each in zip(*left, strict=True))
         subject = subject.changed(names=tuple(names), blocks=tuple(found))
         proved, proof, proven = prove_gates(subject, tried, alone, prove)
+    if prove != "none":
+        check_order(proved, Batches.fullest([*splits.values()]))
     if whole is not model and proof is not None:
         check_conversion(whole, subject, proof.batches[0])
     subject, proven = with_removal(proved, proof, proven)
@@ -188,6 +192,7 @@ def with_window(found: Found, sink: int, recent: int) -> Found:
     if any(block.kind != "head" for block in found.subject.blocks):
         raise Unsupported("units: neurons cannot stream, wrap with heads alone")
     subject = found.subject.streaming((sink, recent))
+    subject = subject.with_module(subject.model, [for_streaming(subject.model, block) for block in subject.blocks])
     found = proved_again(found, subject.changed(prove=subject.prove.replace("none", "blocks")))
     if why_not := found.proven.why_not:
         raise Unsupported(f"heads of this model cannot stream: {why_not}")

@@ -80,3 +80,16 @@ def test_an_adapter_in_a_folder_is_not_followed(tmp_path: Path) -> None:
     for call in (lambda: mhaprune.load(folder), lambda: mhaprune.save(classifier(), folder)):
         with pytest.raises(ValueError, match=r"^path=[^\n]*: holds adapter_config.json, must have no adapter[^\n]*$"):
             call()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("I/O error (os error 28)")])
+def test_a_full_disk_is_named_when_a_library_writes(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("mhaprune.front.saved.save_folder", full)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        mhaprune.save(classifier(), tmp_path / "here")
+    assert raised.value.filename == str(tmp_path / "here")

@@ -357,6 +357,8 @@ def sliding(name: str) -> Any:
     sizes |= {"intermediate_size": 24, "vocab_size": 64, "head_dim": 8, "sliding_window": 8}
     more: Any = {"layer_types": ["sliding_attention", "full_attention"]} if name == "Gemma3" else {}
     torch.manual_seed(0)
+    if name == "Llama":
+        sizes.pop("sliding_window")
     config = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")(**sizes, **more)
     return getattr(transformers, f"{name}ForCausalLM")(config).eval()
 
@@ -394,3 +396,28 @@ def test_the_heads_of_a_tower_free_nothing_and_are_not_chosen_for_the_cache() ->
     assert not any("vision" in head.site for head in mask.removed)
     with pytest.raises(ValueError, match=r"stay: it keeps nothing in the cache"):
         groups.mask(cache_bytes=0.75, even=True)
+
+
+def test_a_window_as_wide_as_the_texts_chooses_nothing() -> None:
+    ids = torch.randint(64, (4, 9), generator=torch.Generator().manual_seed(0))
+    groups = mhaprune.wrap(sliding("Llama"), losses.language_model, score=[{"input_ids": ids}]).units("group")
+    stream = groups.streaming(sink=1, recent=8)
+    message = (
+        r"^by=taylor: is 0 for all 4 [^\n]*, so it cannot choose: no text of \*score\* is longer than the window, 9 t"
+    )
+    with pytest.raises(ValueError, match=message):
+        stream.mask(keep=2, by="taylor")
+    mask = groups.streaming(sink=1, recent=3).mask(keep=2, by="taylor")
+    assert len(stream.prune(mask=mask).model.layers) == 2, "chosen by a narrow window, used with a wide one"
+
+
+def test_full_layers_stream_beside_layers_with_a_window_of_their_own() -> None:
+    batch = {"input_ids": torch.randint(64, (2, 12), generator=torch.Generator().manual_seed(0))}
+    stream = mhaprune.wrap(sliding("Gemma3"), losses.language_model, score=[batch]).units("group").streaming(1, 3)
+    assert [str(block) for block in stream.proven.stuck] == [str(stream.grid.blocks[0])]
+    assert "has a window of its own" in next(iter(stream.proven.stuck.values()))
+    mask = stream.mask(keep=3, by="taylor")
+    assert {head.layer for head in mask.removed} == {1}
+    small = stream.prune(mask=mask)
+    with stream.closed(mask) as closed, torch.no_grad():
+        torch.testing.assert_close(small(**batch).logits, closed(**batch).logits)

@@ -15,7 +15,7 @@ from mhaprune.measure.outcomes import measure
 from mhaprune.pruning.plans import Search
 from mhaprune.recoveries.refitting import refit, show
 from mhaprune.schedules.greedy_refit import GreedyRefit
-from mhaprune.scorers.base import Scorer
+from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.settings.options import option
 from mhaprune.wrapping.batches import Batches
 from mhaprune_literature.attention import Confidence
@@ -296,3 +296,27 @@ def test_generation_is_of_so_many_tokens_and_from_no_answer() -> None:
     assert how == {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "num_beams": 1, "use_cache": True}
     table = heads.speed(keep=[0.5], by="random", batch_sizes=(2,), new_tokens=5, rounds=3)
     assert set(table["timed"]) == {"5 new tokens"}
+
+
+def test_heads_of_equal_scores_are_not_chosen_by_their_order_in_silence(
+    heads: Heads, caplog: pytest.LogCaptureFixture
+) -> None:
+    heads.mask(keep=4, by=[0, 0, 0, 1, 1, 1, 1, 2])
+    assert "1 of the 4 removed heads have the same score as others that stay" in caplog.text
+    caplog.clear()
+    heads.mask(keep=5, by=[0, 0, 0, 1, 1, 1, 1, 2])
+    assert not caplog.text
+
+    class Flat(Scorer):
+        def __call__(self, subject: Any, examples: Any, seed: int) -> Scores:
+            return Scores(torch.full((1, 8), 0.25))
+
+    with pytest.raises(ValueError, match=r"^by=Flat: is 0.25 for all 8 heads, so it cannot choose$"):
+        heads.mask(keep=4, by=Flat())
+    assert len(heads.mask(keep=1.0, by=Flat()).kept) == 8
+
+
+def test_training_leaves_the_random_state(heads: Heads) -> None:
+    before = torch.get_rng_state()
+    heads.prune(mask={0: [1]}, fine_tune=2)
+    assert torch.equal(before, torch.get_rng_state())
