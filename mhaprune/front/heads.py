@@ -42,10 +42,9 @@ from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.tables import MOMENTS, USUAL
 from mhaprune.wrapping.at_rest import eager
 from mhaprune.wrapping.blocks import AttentionBlock, Block
-from mhaprune.wrapping.cuts import tell
 from mhaprune.wrapping.losses import Judge
 from mhaprune.wrapping.pairs import paired
-from mhaprune.wrapping.saving import make_plain
+from mhaprune.wrapping.saving import make_plain, tell
 from mhaprune.wrapping.understand import ModelWithData, proved_again, understand, with_window
 from mhaprune.wrapping.wrapped import WrappedModel
 

@@ -85,7 +85,7 @@ def find_best(
     what = {
         "oracle": ["exact"] if exact else ["beam", beam_width, sorted(budgets)],
         "chosen_on": data_digest(examples),
-        "searched_with": code_digests(__name__, "mhaprune.measure", "mhaprune.wrapping", type(subject).__module__),
+        "searched_with": code_digests(__name__, type(subject).__module__),
     }
     content = make(None, None) if remember is None else remember("oracle", what, make)
     run = _Runner(subject, examples, content, None)

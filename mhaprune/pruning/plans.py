@@ -194,10 +194,9 @@ class Search:
         left = {(head.block if apart else None, value[head]) for head in schedule.removable(evidence, mask)}
         drawn = sum((head.block if apart else None, value[head]) in left for head in mask.removed)
         if drawn:
-            units = self.scoring.subject.counted
             log.warning(
-                "scorer=%s: %d of the %d removed %s have the same score as others that stay, so their order decided",
-                *(self.name, drawn, len(mask.removed), units),
+                "scorer=%s: %d of the %d removed have the same score as others that stay, so their order decided",
+                *(self.name, drawn, len(mask.removed)),
             )
 
     def _score(self, left: Subject) -> Tensor:

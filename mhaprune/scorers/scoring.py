@@ -80,9 +80,7 @@ class Scoring:
                 "seed": self.seed,
                 "heads": [str(head) for head in self.subject.grid],
                 "scored_on": data_digest(self.examples),
-                "scored_with": code_digests(
-                    type(scorer).__module__, "mhaprune.measure", "mhaprune.wrapping", type(self.subject).__module__
-                ),
+                "scored_with": code_digests(type(scorer).__module__, type(self.subject).__module__),
             }
             content = dict(self.remember("gates", what, make))
         else:

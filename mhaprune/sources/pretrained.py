@@ -227,7 +227,7 @@ class PretrainedSource(ModelSource):
         key = {
             **self._content,
             "heads": list(map(str, self.grid)),
-            "sources": code_digests("mhaprune.attention", "mhaprune.wrapping"),
+            "sources": code_digests("mhaprune.wrapping.understand"),
             "num_threads": self.num_threads,
             "device": torch.device(self.device).type,
             "torch": str(torch.__version__),

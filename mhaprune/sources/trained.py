@@ -38,8 +38,9 @@ LARGE = (
 )
 """Settings on which the memory of a model and its examples depends. The error message of `check` names them."""
 
-COMPUTES = tuple(f"mhaprune.{room}" for room in ("heads", "data", "subject", "attention", "wrapping", "model"))
-"""Parts of the package whose code decides the weights after training. A change of this code means a new training."""
+COMPUTES = ("mhaprune.model.training", "mhaprune.model.transformer")
+"""The modules that decide, with what they import, the weights after training. A change of their code means a new
+training."""
 
 
 @dataclass(frozen=True, kw_only=True)

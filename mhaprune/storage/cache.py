@@ -1,6 +1,7 @@
 """The cache of slow results, such as trained models. The key of a result is all facts that decide it. So no result is
 computed twice."""
 
+import ast
 import importlib.util
 import logging
 import time
@@ -29,6 +30,7 @@ Remember = Callable[[str, dict[str, Any], Make], dict[str, Any]]
 the model that decide it, and a `Make`, which computes it if it is not cached."""
 
 
+PACKAGE = Path(__file__).parents[1]
 SLOW = 1.0
 """Seconds from which a result of `Cache.get_slow` is kept."""
 
@@ -119,14 +121,46 @@ def tensor_digest(tensor: Tensor) -> str:
 
 
 def code_digests(*modules: str) -> dict[str, str]:
-    """Return, for each room that holds one of these modules, a digest of all its source files. These files decide a
-    result.
+    """Return, for each of these modules, a digest of the source files that decide what it computes: its own, and those
+    of all modules that it imports, and so on. Of a plug-in, all files of its package count.
 
-    A room is a part of this package, such as `mhaprune.model`; all modules of a plug-in are in the room of its package.
-    Files are read once per process, so later edits do not change the digest of the running code.
+    Only imports at the top of a file are followed. One inside a function is for what is done with a result, such as
+    saving it. Files are read once per process, so later edits do not change the digest of the running code.
     """
-    rooms = {".".join(module.split(".")[: 2 if module.startswith("mhaprune.") else 1]) for module in modules}
-    return {room: _digest(room) for room in sorted(rooms)}
+    own = {module for module in modules if module.startswith("mhaprune.")}
+    packages = {module.split(".")[0] for module in modules} - {"mhaprune"}
+    return {module: _digest_with_imports(module) for module in sorted(own)} | {each: _digest(each) for each in packages}
+
+
+@cache
+def _digest_with_imports(module: str) -> str:
+    known, new = dict[str, str](), {module}
+    while new:
+        known |= {name: sha256(_source(name)).hexdigest() for name in new}
+        new = {other for name in new for other in _imports(name)} - known.keys()
+    return fingerprint(sorted(known.items()))
+
+
+@cache
+def _imports(module: str) -> set[str]:
+    """Return the modules of this package that a module of it imports at its top."""
+    found = set()
+    for node in ast.parse(_source(module)).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {_module(f"{node.module}.{alias.name}") or node.module for alias in node.names}
+    return {name for name in found if name.startswith("mhaprune.")}
+
+
+@cache
+def _source(module: str) -> bytes:
+    return Path(str(importlib.util.find_spec(module).origin)).read_bytes()  # type: ignore[union-attr]
+
+
+def _module(name: str) -> str | None:
+    """Return the name if it is that of a module of this package."""
+    return name if name.startswith("mhaprune.") and (PACKAGE / f"{name[9:].replace('.', '/')}.py").is_file() else None
 
 
 def code_of(packages: Sequence[str]) -> dict[str, Any]:

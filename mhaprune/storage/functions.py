@@ -87,7 +87,7 @@ class _Description:
             case nn.Module():
                 state = {**value.state_dict(), **dict(value.named_buffers())}
                 return self.each(type(value), state, _plain(value))
-        parts = [type(value).__name__]
+        parts: list[Any] = [type(value).__name__]
         if isinstance(value, Mapping):
             parts += [self.each(*item) for item in sorted(value.items(), key=lambda item: repr(item[0]))]
         elif isinstance(value, list | tuple):

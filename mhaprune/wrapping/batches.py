@@ -80,7 +80,7 @@ class Kind:
         alike = all(_equal(x, other.constants.get(name)) for name, x in self.constants.items())
         same = [torch.full((len(self),), alike)]
         for name, x in self.fields.items():
-            y = other.fields[name]
+            y: Any = other.fields[name]
             rows = (x == y).reshape(len(x), -1).all(dim=1).cpu() if isinstance(x, Tensor) else map(_equal, x, y)
             same.append(torch.as_tensor(list(rows)))
         return int(torch.stack(same).all(dim=0).sum())

@@ -22,7 +22,7 @@ from mhaprune.wrapping.blocks import Block
 
 @dataclass(frozen=True)
 class Held:
-    """What one attention layer keeps."""
+    """Keys and values that one attention layer keeps."""
 
     layer: Any
     """Its layer of the cache."""
@@ -85,7 +85,7 @@ def _watching(model: nn.Module, attention: Mapping[str, Block], found: dict[str,
             stack.callback(module.register_forward_pre_hook(partial(_enter, running, path)).remove)
             stack.callback(module.register_forward_hook(leave).remove)
         stack.callback(setattr, Cache, "update", update)
-        Cache.update = updated  # type: ignore[method-assign]
+        Cache.update = updated
         yield
 
 

@@ -53,7 +53,7 @@ def closed_whole(subject: Any, batch: Any) -> Any:
 
 
 @torch.enable_grad()
-def _leaking(subject: GatedModel, batch: Any) -> Iterator[str]:
+def _leaking(subject: Any, batch: Any) -> Iterator[str]:
     """Yield the maps that read units whose sources still change an output while all units are closed."""
     leaves: dict[str, Tensor] = {}
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial, reduce
 from typing import Any
 
 from torch import nn
 
-from mhaprune.heads import HeadMask
-from mhaprune.tables import by_block
 from mhaprune.wrapping.blocks import Unsupported, within
-from mhaprune.wrapping.model_card import LOST
 from mhaprune.wrapping.reshaping import finish
-from mhaprune.wrapping.transformers_folder import saves_with_code
 
 VERSION = 1
 """The version of the note that a removal leaves in a config."""
@@ -84,23 +80,14 @@ class Cut:
         inside = len(path) + 1 if path else 0
         finish(part, self._renamed(lambda name: name[inside:]).attributes)
         part.config.mhaprune = vars(total._renamed(lambda name: name[inside:]))
+        from mhaprune.wrapping.transformers_folder import saves_with_code  # which decides nothing that a model computes
+
         saves_with_code(part)
 
     def _renamed(self, name: Callable[[str], str]) -> Cut:
         """Return the description with other paths."""
         parts: Any = ({name(path): each for path, each in part.items()} for part in list(vars(self).values())[:3])
         return Cut(*parts)
-
-
-def tell(before: Any, smaller: Any, mask: HeadMask, then: Sequence[str]) -> None:
-    """Leave in the model of a smaller subject, for its card, what it has lost; `then` says how it was recovered."""
-    gone = by_block(head for head in mask.grid if head in mask.removed)
-    text = f"{len(mask.removed)} of {len(mask.grid)} {before.counted}: {gone}"
-    if before.window is not None:
-        text += f" (they still see the first {before.window[0]} tokens and the last {before.window[1]})"
-    lost = [*vars(before.module).get(LOST, []), *[", then ".join([text, *then])] * bool(mask.removed)]
-    for module in (smaller.module, pretrained_in(smaller.module)[1] or smaller.module):
-        vars(module)[LOST] = lost
 
 
 def _inside(path: str, name: str) -> str:

@@ -176,7 +176,8 @@ def check_fits(model: Any, judges: Mapping[str, Judge], split: Batches) -> None:
     for batch in split.batches(len(split)):
         given = batch.as_given()
         named = given if isinstance(given, Mapping) else {}
-        ids, labels = named.get("input_ids"), named.get(LABELS)
+        ids: Any = named.get("input_ids")
+        labels: Any = named.get(LABELS)
         alike = isinstance(ids, Tensor) and isinstance(labels, Tensor) and labels.shape == ids.shape
         same = alike and _equal_where_counted(labels, ids)
         moved = alike and not same and ids.shape[1] > 2 and _equal_where_counted(labels[:, :-1], ids[:, 1:])

@@ -132,6 +132,7 @@ def _is_picked(x: Any) -> bool:
     factor may come after it."""
     nodes = [x.grad_fn] if isinstance(x, Tensor) else []
     for _ in range(6):
+        node: Any
         for node in filter(None, nodes):
             if node.name().startswith(PICKS):
                 sizes = getattr(node, "_saved_self_sym_sizes", None) or node._saved_self.shape

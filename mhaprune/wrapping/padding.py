@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhaprune.heads import BlockId
 from mhaprune.wrapping.batches import LABELS, MASK, Batches
 from mhaprune.wrapping.blocks import Block, shared_words
 from mhaprune.wrapping.gated import GatedModel
@@ -90,6 +91,9 @@ def rows_of(subject: GatedModel, batch: Batches) -> dict[str, Tensor]:
 
         return keep
 
+    def seen(name: BlockId, x: Tensor) -> None:
+        units[subject.by_name[name].out].setdefault("units", rows(x, 0))
+
     with torch.no_grad(), ExitStack() as stack:
         for block in subject.blocks:
             keys = block.source("key") if block.cross else None
@@ -105,9 +109,7 @@ def rows_of(subject: GatedModel, batch: Batches) -> dict[str, Tensor]:
                 module = subject.module.get_submodule(keys.rows.path)
                 hook = module.register_forward_hook(keeping(block, keys.rows.path), with_kwargs=True)
                 stack.callback(hook.remove)
-        output = subject.run_gated(
-            batch, seen=lambda name, x: units[subject.by_name[name].out].setdefault("units", rows(x, 0))
-        )
+        output = subject.run_gated(batch, seen=seen)
     for block in subject.blocks:
         kinds = units[block.out]
         own = [x for kind in ("queries", "module") if (x := kinds.get(kind)) is not None]

@@ -256,7 +256,7 @@ def _check_independent(subject: GatedModel, batch: Batch, output: Any, alone: An
 
 
 @torch.enable_grad()
-def _check_rows(subject: GatedModel, batch: Batch, alone: Any) -> None:
+def _check_rows(subject: Any, batch: Batch, alone: Any) -> None:
     """Raise `NotByExample`, or `Unsupported` for heads, if gates of one example change what is said of another one: the
     rows of a block are then not those of the examples, one after the other."""
     if len(batch) < 2 or not len(subject.grid):

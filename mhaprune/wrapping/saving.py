@@ -8,7 +8,7 @@ ragged layers, `config.mhaprune` holds the shapes of the weights. `load_folder` 
 import copy
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -18,14 +18,16 @@ import torch
 from torch import nn
 
 from mhaprune.attention.layer import MultiHeadAttention
+from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import check_weights_finite
 from mhaprune.settings.ranges import Ge, Within
 from mhaprune.settings.refusals import foreign, quoted
 from mhaprune.storage.seals import checksum_of
 from mhaprune.storage.store import make_folder, write_json
+from mhaprune.tables import by_block
 from mhaprune.wrapping.blocks import Unsupported
 from mhaprune.wrapping.cuts import Cut, pretrained_in
-from mhaprune.wrapping.model_card import CARD, add_table, write_card
+from mhaprune.wrapping.model_card import CARD, LOST, add_table, write_card
 from mhaprune.wrapping.removal import COUNTS, copied
 from mhaprune.wrapping.removal_file import REMOVAL, load_removal, save_removal
 from mhaprune.wrapping.reshaping import shrink
@@ -118,6 +120,17 @@ def _writes(model: Any, part: Any, folder: Path) -> bool:
         stacklevel=2,
     )
     return False
+
+
+def tell(before: Any, smaller: Any, mask: HeadMask, then: Sequence[str]) -> None:
+    """Leave in the model of a smaller subject, for its card, what it has lost; `then` says how it was recovered."""
+    gone = by_block(head for head in mask.grid if head in mask.removed)
+    text = f"{len(mask.removed)} of {len(mask.grid)} {before.counted}: {gone}"
+    if before.window is not None:
+        text += f" (they still see the first {before.window[0]} tokens and the last {before.window[1]})"
+    lost = [*vars(before.module).get(LOST, []), *[", then ".join([text, *then])] * bool(mask.removed)]
+    for module in (smaller.module, pretrained_in(smaller.module)[1] or smaller.module):
+        vars(module)[LOST] = lost
 
 
 def _check(folder: Path) -> None:

@@ -324,7 +324,7 @@ class WrappedModel(GatedModel):
             "judged_by": fingerprint(judged_by),
             "heads": fingerprint([[block.out, block.columns] for block in self.blocks]),
             "window": self.window,
-            "code": code_digests("mhaprune.attention", "mhaprune.measure", "mhaprune.wrapping"),
+            "code": code_digests(__name__),
             "torch": str(torch.__version__),
             "num_threads": torch.get_num_threads(),
             "device": self.device.type,

@@ -74,7 +74,7 @@ def test_a_recovery_is_kept_for_all_that_decides_it_and_nothing_else(study: Stud
         return asked[0]
 
     first, other = (without(study.subject, f"cross.0.{n}") for n in (0, 1))
-    assert list(kept_for(FineTune())["recovered_with"]) == ["mhaprune.recoveries"]
+    assert list(kept_for(FineTune())["recovered_with"]) == ["mhaprune.recoveries.fine_tune"]
     assert kept_for(FineTune(), first) != kept_for(FineTune(), other)
     assert kept_for(FineTune()) != kept_for(FineTune(start=Refit())) != kept_for(FineTune(start=Refit(ridge=0.1)))
     scratch = kept_for(FromScratch(), first)

@@ -109,6 +109,7 @@ def test_whatever_decides_a_score_is_a_key_of_its_own(
     cases += [(model, score, 1, scorer), (model, score, 0, slow), (left, score, 0, scorer)]
     for digest in ("old", "new", "new"):
         monkeypatch.setattr("mhaprune.storage.cache._digest", lambda room, digest=digest: digest)
+        monkeypatch.setattr("mhaprune.storage.cache._digest_with_imports", lambda module, digest=digest: digest)
         for subject, examples, seed, asked in cases:
             Scoring(subject, examples, seed, in_cache(tmp_path, weights=weights_digest(subject)))("subset", asked)
     assert len(list(tmp_path.glob("gates-*.pt"))) == 2 * len(cases)

@@ -18,7 +18,8 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.storage import locks
+from mhaprune.sources.trained import COMPUTES
+from mhaprune.storage import cache, locks
 from mhaprune.storage.cache import Cache, code_digests
 from mhaprune.storage.locks import is_held, locked
 from mhaprune.storage.seals import Damaged, opened, sealed
@@ -225,13 +226,38 @@ def test_the_digest_is_that_of_the_code_that_runs(tmp_path: Path, monkeypatch: p
     assert code_digests("other_module")["other_module"] != before["edited_module"]
 
 
-def test_the_digest_of_a_module_is_that_of_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a plug-in it is that of its whole package, with the YAML files of its options."""
-    assert code_digests("mhaprune.model.training", "mhaprune.heads") == code_digests(
-        "mhaprune.heads", "mhaprune.model.network"
-    )
-    assert set(code_digests("mhaprune.model.training", "mhaprune.heads")) == {"mhaprune.heads", "mhaprune.model"}
-    assert code_digests("mhaprune.heads")["mhaprune.heads"] != code_digests("mhaprune.data")["mhaprune.data"]
+@pytest.mark.parametrize(
+    ("edited", "matters"),
+    [
+        ("mhaprune.attention.layer", True),
+        ("mhaprune.model.network", True),
+        ("mhaprune.wrapping.descent", True),
+        ("mhaprune.wrapping.model_card", False),
+        ("mhaprune.wrapping.transformers_folder", False),
+        ("mhaprune.wrapping.proofs", False),
+        ("mhaprune.reporting.page", False),
+    ],
+)
+def test_a_model_is_trained_again_only_if_code_that_it_imports_changes(
+    edited: str, matters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = cache._source
+
+    def digests(source: Any) -> dict[str, str]:
+        for cached in (cache._imports, cache._digest_with_imports):
+            cached.cache_clear()
+        monkeypatch.setattr(cache, "_source", source)
+        return code_digests(*COMPUTES)
+
+    before = digests(read)
+    after = digests(lambda module: read(module) + b"# a comment" * (module == edited))
+    digests(read)
+    assert (before != after) == matters
+
+
+def test_the_digest_of_a_plug_in_is_that_of_its_package_with_its_yaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     found = []
     for package, power in (("first_heads", 1), ("second_heads", 2)):

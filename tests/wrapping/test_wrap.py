@@ -302,7 +302,7 @@ def test_heads_of_equal_scores_are_not_chosen_by_their_order_in_silence(
     heads: Heads, caplog: pytest.LogCaptureFixture
 ) -> None:
     heads.mask(keep=4, by=[0, 0, 0, 1, 1, 1, 1, 2])
-    assert "1 of the 4 removed heads have the same score as others that stay" in caplog.text
+    assert "1 of the 4 removed have the same score as others that stay" in caplog.text
     caplog.clear()
     heads.mask(keep=5, by=[0, 0, 0, 1, 1, 1, 1, 2])
     assert not caplog.text
