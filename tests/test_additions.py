@@ -30,10 +30,11 @@ from support.classifier import batches, classifier
 from support.composing import compose
 from support.sizes import TINY, small
 
-[SCORE, SCORE_YAML] = re.findall(r"^```\n(.*?)^```", (ROOT / "docs" / "extend.md").read_text(), flags=re.M | re.S)
-"""The addition that the page about additions shows."""
+SHOWN = (ROOT / "docs" / "extend.md").read_text().replace("peak", "crest").replace("Peak", "Crest")
+[SCORE, SCORE_YAML] = re.findall(r"^```\n(.*?)^```", SHOWN, flags=re.M | re.S)
+"""The addition that the page about additions shows, with a name that is free also if somebody has just written it."""
 MODULES = {
-    "peak": SCORE,
+    "crest": SCORE,
     "double": '''
 from dataclasses import dataclass
 
@@ -144,7 +145,7 @@ class Lids(Softmax):
 """
 SIZES = {"num_symbols": 6, "max_length": 4, "train": 200, "valid": 16, "score": 16, "choose": 16, "report": 16}
 YAMLS = {
-    "scorer/mine": SCORE_YAML.replace("mhaprune.scorers.", "stranger.").replace("scorer.peak\n", "scorer.mine\n"),
+    "scorer/mine": SCORE_YAML.replace("mhaprune.scorers.", "stranger.").replace("scorer.crest\n", "scorer.mine\n"),
     "task/double": yaml.safe_dump({"_target_": "stranger.double.Double"} | SIZES),
     "schedule/deepest": "# @package schedule.deepest\n_target_: stranger.deepest.Deepest\nkeep_at_least: 0\n",
     "recovery/noise": "# @package recovery.noise\n_target_: stranger.noise.Noise\nsize: 0.1\n",
@@ -243,7 +244,7 @@ def test_a_task_from_outside_gets_the_recipe_of_the_toys_with_a_warning_only(
 
 
 def test_what_is_not_listed_is_refused_and_not_imported(conf: Path) -> None:
-    with pytest.raises(ConfigError, match="^scorer.mine._target_=stranger.peak.Peak: must name .*plugins="):
+    with pytest.raises(ConfigError, match="^scorer.mine._target_=stranger.crest.Crest: must name .*plugins="):
         run(conf, "scorer=[mine]")
     assert "stranger" not in sys.modules
     plugins.allow(["stranger"])
@@ -263,15 +264,15 @@ class More(Ablate):
     extra: int = 3
     """How much more."""
 '''
-VARIANT = "# @package scorer.peak_square\ndefaults: [peak@_here_, _self_]\npower: 2.0\n"
+VARIANT = "# @package scorer.crest_square\ndefaults: [crest@_here_, _self_]\npower: 2.0\n"
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
     """A package in the working folder, of another name for each test: Hydra keeps what it has seen."""
     name = f"heads_of_{request.node.name.partition('[')[0]}"
-    files = {"peak.py": SCORE, "more.py": STUDY, "conf/experiment/more.yaml": f"_target_: {name}.more.More\n"}
-    for path, text in (files | {"conf/scorer/peak_square.yaml": VARIANT}).items():
+    files = {"crest.py": SCORE, "more.py": STUDY, "conf/experiment/more.yaml": f"_target_: {name}.more.More\n"}
+    for path, text in (files | {"conf/scorer/crest_square.yaml": VARIANT}).items():
         (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name / path).write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -281,10 +282,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
 
 
 def test_a_class_needs_no_yaml_and_a_yaml_may_start_from_it(package: str) -> None:
-    run = described(package, "scorer=[peak,peak_square]")
+    run = described(package, "scorer=[crest,crest_square]")
     assert [each.power for each in run.scorer.values()] == [1.0, 2.0]  # type: ignore[attr-defined]
-    run = described(package, "scorer=[peak,ablation]", "scorer.peak.power=3.0")
-    assert (type(run.scorer["peak"]).__name__, run.scorer["peak"].power) == ("Peak", 3.0)  # type: ignore[attr-defined]
+    run = described(package, "scorer=[crest,ablation]", "scorer.crest.power=3.0")
+    assert (type(run.scorer["crest"]).__name__, run.scorer["crest"].power) == ("Crest", 3.0)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("base", [Scorer, Schedule, Recovery, Experiment])
@@ -303,30 +304,30 @@ def test_options_of_allowed_and_installed_plug_ins_are_found_by_name(
     groups, name = {"scorer": Scorer, "schedule": Schedule}, package[len("plugins=[") : -1]
     monkeypatch.setattr(plugins, "installed", plugins.installed.__wrapped__)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="scorer/schedule=peak_square: no such scorer or schedule, allowed are"):
-        option("peak_square", groups)
+    with pytest.raises(ValueError, match="scorer/schedule=crest_square: no such scorer or schedule, allowed are"):
+        option("crest_square", groups)
     with monkeypatch.context() as patch:
         patch.setattr(plugins, "_allowed", {"mhaprune"})
         plugins.allow([name])
-        assert [option(each, groups).power for each in ("peak", "peak_square")] == [1.0, 2.0]
-        with pytest.raises(ValueError, match=r"=peak_sqare: no such scorer or schedule, did you mean peak_square\?"):
-            option("peak_sqare", groups)
+        assert [option(each, groups).power for each in ("crest", "crest_square")] == [1.0, 2.0]
+        with pytest.raises(ValueError, match=r"=crest_sqare: no such scorer or schedule, did you mean crest_square\?"):
+            option("crest_sqare", groups)
     (tmp_path / f"{name}-1.dist-info").mkdir()
-    (tmp_path / f"{name}-1.dist-info" / "entry_points.txt").write_text(f"[mhaprune.plugins]\npeaks = {name}\n")
-    assert [option(each, groups).power for each in ("peak", "peak_square")] == [1.0, 2.0]
+    (tmp_path / f"{name}-1.dist-info" / "entry_points.txt").write_text(f"[mhaprune.plugins]\ncrests = {name}\n")
+    assert [option(each, groups).power for each in ("crest", "crest_square")] == [1.0, 2.0]
 
 
 def test_a_variant_stands_beside_a_yaml_of_its_class_and_starts_from_what_there_is(package: str) -> None:
     name = package[len("plugins=[") : -1]
     folder = Path.cwd() / name / "conf" / "scorer"
-    (folder / "cube.yaml").write_text(f"# @package scorer.cube\n_target_: {name}.peak.Peak\npower: 3.0\n")
+    (folder / "cube.yaml").write_text(f"# @package scorer.cube\n_target_: {name}.crest.Crest\npower: 3.0\n")
     (folder / "mean.yaml").write_text("# @package scorer.mean\ndefaults: [ablation@_here_]\nreplace: mean\n")
-    run = described(package, "scorer=[peak,peak_square,cube,mean]")
+    run = described(package, "scorer=[crest,crest_square,cube,mean]")
     assert [each.power for each in list(run.scorer.values())[:3]] == [1.0, 2.0, 3.0]  # type: ignore[attr-defined]
     assert run.scorer["mean"] == Ablation(replace="mean")
     (folder / "mean.yaml").write_text("# @package scorer.mean\ndefaults: [nothing@_here_]\n")
     with pytest.raises(ValueError, match="^scorer=nothing: no such option to start from"):
-        described(package, "scorer=[peak]")
+        described(package, "scorer=[crest]")
 
 
 def test_a_yaml_may_leave_out_fields_which_can_be_set_all_the_same(package: str) -> None:
@@ -344,9 +345,9 @@ def test_a_yaml_may_leave_out_fields_which_can_be_set_all_the_same(package: str)
 
 def test_a_yaml_without_its_place_is_refused(package: str) -> None:
     name = package[len("plugins=[") : -1]
-    (Path.cwd() / name / "conf" / "scorer" / "peak_square.yaml").write_text(f"_target_: {name}.peak.Peak\n")
+    (Path.cwd() / name / "conf" / "scorer" / "crest_square.yaml").write_text(f"_target_: {name}.crest.Crest\n")
     with pytest.raises(ValueError, match=r"scorer._target_=.*: stands one level too high, its YAML must begin with"):
-        described(package, "scorer=[peak_square]")
+        described(package, "scorer=[crest_square]")
 
 
 def test_a_module_that_cannot_be_imported_is_named_in_one_line(package: str) -> None:
