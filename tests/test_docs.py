@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import pandas as pd
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -240,14 +241,26 @@ def test_the_pictures_of_the_gallery_are_small_and_their_commands_parse() -> Non
         assert (gallery.PICTURES / note["file"]).stat().st_size <= gallery.LARGEST_SVG
     said = {(picture.command, notes[picture.name]["sentence"]) for picture in gallery.LIST}
     assert len({command for command, _ in said}) == len(said), "all pictures of a command are of one run"
-    shares = re.findall(r"([\d.]+ %)", notes["heads"]["sentence"])
-    assert (
-        f"{shares[0]} of the answers stay right (the dense model, with all heads: {shares[1]})"
-        in (ROOT / "README.md").read_text()
-    )
     for command in {gallery.line(picture) for picture in gallery.LIST}:
         for job in overrides(command):
             built([each for each in job if not each.startswith("model.")])
+
+
+def test_the_numbers_of_the_first_command_are_those_that_were_kept() -> None:
+    """Over kinds of processor instructions; the picture is of one of them."""
+    readme, kept = (ROOT / "README.md").read_text(), pd.read_csv(ROOT / "results" / "first-command.csv")
+    dense, without = (kept[name] for name in ("dense_percent", "without_twelve_percent"))
+    assert kept["removed"].unique().tolist() == [12]
+    assert f"{without.min()} to {without.max()} % of the answers stay right" in readme
+    assert f"with all heads: {dense.min()} to {dense.max()} %" in readme
+    assert re.search(rf"at most\s{kept['random_most_percent'].max()} % stay right", readme)
+    assert " or ".join(map(str, sorted(kept["by_ablation"].unique()))) in readme
+    assert set(kept["speedup"].round(1)) == {1.3}
+    pictured = json.loads(module("gallery").NOTES.read_text())["heads"]["sentence"]
+    one, whole = map(float, re.findall(r"([\d.]+) %", pictured))
+    assert pictured.startswith("12 of 24 heads")
+    assert without.min() <= one <= without.max()
+    assert dense.min() <= whole <= dense.max()
 
 
 def test_a_picture_is_kept_as_svg_or_if_it_is_large_as_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
