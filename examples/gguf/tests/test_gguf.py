@@ -21,7 +21,8 @@ ROPE |= {"original_max_position_embeddings": 16}
 
 def llama(**more: Any) -> Any:
     torch.manual_seed(0)
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": K, "vocab_size": 20, "rope_parameters": ROPE} | more
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": K, "vocab_size": 20}
+    sizes |= {"rope_parameters": ROPE} | more
     config = transformers.LlamaConfig(hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=LAYERS, **sizes)
     return transformers.LlamaForCausalLM(config).eval()
 
