@@ -74,6 +74,7 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
     if not trace.whole:
         trace = _traced(model, call, probe)
     blocks: dict[str, Block] = {}
+    second: dict[str, None] = {}
     noted = Cut.of(model) or Cut()
     for found in trace.found:
         path = trace.paths[found.module]
@@ -104,13 +105,15 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
             blocks[path] = as_named(block, noted)
         elif again.out == block.out:  # of a shared layer, which is called again: the same heads
             blocks[path] = replace(again, calls=again.calls + 1)
+        else:  # another attention in the same module
+            second[out] = None
     overlooked = {path: why for path, why in trace.overlooked.items() if not any(within(path, each) for each in blocks)}
     if not blocks:
         unusable = ((path, why) for path, why in overlooked.items() if why)
         for path, why in unusable:
             raise Unsupported(f"{path or 'model'} ({type(model.get_submodule(path)).__name__}): {why}")
         raise Unsupported(nothing_found(model, trace.read, overlooked))
-    return list(blocks.values()), [path or type(model).__name__ for path in overlooked]
+    return list(blocks.values()), [*(path or type(model).__name__ for path in overlooked), *second]
 
 
 def _traced(

@@ -190,3 +190,20 @@ def test_neurons_whose_rows_are_not_those_of_the_examples_are_left_out() -> None
     heads = wrapped(net(Mixed))
     assert {head.site for head in heads.grid} == {"blocks"}
     assert "not seen: blocks.0.down, blocks.1.down" in repr(heads)
+
+
+class Twice(Block):
+    """Two attentions in one module, each with a W_O of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Linear(WIDTH, WIDTH)
+
+    def attend(self, x: Tensor) -> Tensor:
+        x = super().attend(x)
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        return x + self.second(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+def test_a_second_attention_of_a_module_is_named() -> None:
+    assert repr(wrapped(net(Twice), ("head",))).endswith("; not seen: blocks.0.second, blocks.1.second")
