@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from mhaprune.measure.outcomes import all_open
 from mhaprune.wrapping.blocks import Block, Unsupported, within
 from mhaprune.wrapping.gated import GatedModel
+from mhaprune.wrapping.interception import AttentionCalls
 from mhaprune.wrapping.layouts import LORA
 from mhaprune.wrapping.neurons import name_neurons
-from mhaprune.wrapping.tensors import is_linear, tensors_in
+from mhaprune.wrapping.tensors import tensors_in
 
 
 def closed_whole(subject: Any, batch: Any) -> Any:
@@ -25,9 +26,7 @@ def closed_whole(subject: Any, batch: Any) -> Any:
     leaks = set(_leaking(subject, batch))
     readers = Counter(source.rows for block in subject.blocks if block.kind == "neuron" for source in block.made_by)
     wrapped = leaks | {
-        block.out
-        for block in subject.blocks
-        if (_has_more(subject, block) if not _sources(block) else any(readers[s.rows] > 1 for s in block.made_by))
+        block.out for block in subject.blocks if any(readers[source.rows] > 1 for source in block.made_by)
     }
     if not wrapped:
         return subject
@@ -54,47 +53,51 @@ def closed_whole(subject: Any, batch: Any) -> Any:
 
 @torch.enable_grad()
 def _leaking(subject: Any, batch: Any) -> Iterator[str]:
-    """Yield the maps that read units whose sources still change an output while all units are closed."""
-    leaves: dict[str, Tensor] = {}
+    """Yield the maps whose units still change an output while all of them are closed. Zeros are added to what attention
+    computes, and to the sources of neurons: outputs must have no derivative in those that the map reads."""
+    leaves: dict[str, list[Tensor]] = {}
+    read: dict[str, Tensor] = {}
+    running: list[str] = []
 
-    def hook(path: str) -> Any:
-        def follow(module: nn.Module, inputs: Any, output: Any) -> Any:
-            if not isinstance(output, Tensor) or not output.is_floating_point():
-                return output
-            leaf = leaves.setdefault(path, torch.zeros_like(output[..., :1, :]).requires_grad_())
-            return output + leaf
+    def added(path: str, x: Tensor) -> Tensor:
+        leaf = torch.zeros_like(x).requires_grad_()
+        leaves.setdefault(path, []).append(leaf)
+        return x + leaf
 
-        return follow
+    def through(attend: Any, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
+        out = attend(query, key, value)
+        return added(running[-1], out) if running and isinstance(out, Tensor) else out
 
-    sources = {block.out: _sources(block) for block in subject.blocks}
+    def seen(name: Any, x: Tensor) -> None:
+        read.setdefault(subject.by_name[name].out, x)
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
+    neurons = {source.rows.path for block in subject.blocks if block.kind == "neuron" for source in block.made_by}
     with ExitStack() as stack:
-        for path in {source.rows.path for each in sources.values() for source in each}:
-            stack.callback(subject.module.get_submodule(path).register_forward_hook(hook(path)).remove)
-        outputs = subject.outputs(batch, 0 * all_open(subject, 1)[0])
+        for path in {block.path for block in subject.blocks if block.attends}:
+            module = subject.module.get_submodule(path)
+            stack.callback(module.register_forward_pre_hook(lambda *_, path=path: running.append(path)).remove)
+            stack.callback(module.register_forward_hook(leave).remove)
+        for path in neurons:
+            module = subject.module.get_submodule(path)
+            stack.callback(module.register_forward_hook(lambda m, x, output, path=path: added(path, output)).remove)
+        stack.enter_context(AttentionCalls(through))
+        outputs = subject.real_outputs(subject.run_gated(batch, 0 * all_open(subject, 1)[0], seen=seen), batch)
     if not outputs.requires_grad:
         return
     weights = torch.linspace(0.5, 1.5, outputs.numel()).to(outputs).view(outputs.shape)
-    names = list(leaves)
-    gradients = torch.autograd.grad((outputs * weights).sum(), [leaves[name] for name in names], allow_unused=True)
-    moved = dict(zip(names, gradients, strict=True))
-    for out, each in sources.items():
-        for source in each:
-            gradient = moved.get(source.rows.path)
-            rows = [row for head in source.rows.heads for row in head]
-            if gradient is not None and bool(gradient[..., rows].any()):
-                yield out
-                break
-
-
-def _sources(block: Block) -> list[Any]:
-    """Return the sources of what the units say: of heads, the values."""
-    return [source for source in block.made_by if block.kind == "neuron" or source.role == "value"]
-
-
-def _has_more(subject: GatedModel, block: Block) -> bool:
-    """Return whether the module around W_O holds other linear maps, and not the sources of the units."""
-    parent = subject.module.get_submodule(block.owner)
-    return within(block.owner, block.path) and block.owner != block.path and sum(map(is_linear, parent.modules())) > 1
+    every = [leaf for each in leaves.values() for leaf in each]
+    gradients = torch.autograd.grad((outputs * weights).sum(), every, retain_graph=True, allow_unused=True)
+    moved = {id(leaf) for leaf, g in zip(every, gradients, strict=True) if g is not None and bool(g.any())}
+    for block in subject.blocks:
+        paths = [block.path] if block.attends else [source.rows.path for source in block.made_by]
+        mine = [leaf for path in paths for leaf in leaves.get(path, ()) if id(leaf) in moved]
+        if mine and (x := read.get(block.out)) is not None and x.requires_grad:
+            of_units = torch.autograd.grad(x.sum(), mine, retain_graph=True, allow_unused=True)
+            if any(each is not None for each in of_units):
+                yield block.out
 
 
 def _around(subject: GatedModel, batch: Any, outs: set[str]) -> dict[str, str]:
