@@ -26,10 +26,22 @@ where it puts packages."""
 INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, GenericAlias, UnionType)
 """The types of values that their text describes."""
-BY_TEXT = {"getattr", "globals", "locals", "vars", "eval", "exec", "compile", "__import__", "import_module"}
+BY_TEXT = {"globals", "locals", "eval", "exec", "__import__"}
 """Functions that read what a text names."""
-OUTSIDE = {"environ", "getenv", "open"}
-"""Names of what is read from outside of the process."""
+OF_MODULE = {"getattr", "vars"}
+"""Functions that read what a text names in a module."""
+OUTSIDE = {"environ", "getenv", "import_module", "load", "read_text", "read_bytes", "fromfile", "read_csv"}
+"""Names of what is read from outside of the function."""
+NOTES = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__qualname__", "__match_args__"}
+NOTES |= {
+    "__dataclass_fields__",
+    "__dataclass_params__",
+    "__abstractmethods__",
+    "__orig_bases__",
+    "__parameters__",
+    "_abc_impl",
+}
+"""Entries of a class that compute nothing."""
 
 
 class Undescribed(ValueError):
@@ -61,7 +73,7 @@ class _Description:
 
     def content(self, value: Any) -> Any:
         match value:
-            case Tensor():
+            case Tensor() if value.layout is torch.strided:
                 return [str(value.dtype), list(value.shape), tensor_digest(value)]
             case np.ndarray() | np.generic() if not value.dtype.hasobject:
                 return [str(value.dtype), list(value.shape), np.ascontiguousarray(value).tobytes().hex()]
@@ -72,24 +84,24 @@ class _Description:
             case MethodType():
                 return ["method", *self.each(value.__func__, value.__self__)]
             case CodeType():
-                return [value.co_code.hex(), list(value.co_names), *self.each(*value.co_consts)]
+                names = [list(value.co_names), list(value.co_varnames), value.co_argcount, value.co_flags]
+                return [value.co_code.hex(), *names, *self.each(*value.co_consts)]
             case type() | FunctionType() | BuiltinFunctionType() if _fixed(str(value.__module__)):
                 return [f"{value.__module__}.{value.__qualname__}", _version(str(value.__module__))]
             case FunctionType():
                 return self.function(value)
             case type():
-                body = {name: part for name, part in vars(value).items() if _computes(name, part)}
-                return [value.__qualname__, *self.each(*value.__bases__, body)]
+                body = {name: part for name, part in vars(value).items() if name not in NOTES}
+                return [value.__qualname__, *self.each(type(value), *value.__bases__, body)]
             case staticmethod() | classmethod():
                 return self(value.__func__)
             case property():
                 return self.each(value.fget)
             case nn.Module():
-                state = {**value.state_dict(), **dict(value.named_buffers())}
-                return self.each(type(value), state, _plain(value))
+                return self.each([(path, type(part), _held(part)) for path, part in value.named_modules()])
         parts: list[Any] = [type(value).__name__]
         if isinstance(value, Mapping):
-            parts += [self.each(*item) for item in sorted(value.items(), key=lambda item: repr(item[0]))]
+            parts += [self.each(*item) for item in value.items()]
         elif isinstance(value, list | tuple):
             parts += self.each(*value)
         elif isinstance(value, set | frozenset):
@@ -109,7 +121,9 @@ class _Description:
         modules = [part for part in (*cells, *named.values()) if isinstance(part, ModuleType)]
         modules += [_imported(name) for name in _imports(value.__code__)]
         own = [module for module in modules if not _fixed(module.__name__)]
-        if outside := [name for name in names if name in (OUTSIDE if not own else OUTSIDE | BY_TEXT)]:
+        of_text = (BY_TEXT | {"open"} | (OF_MODULE if own else set())) & set(_globals(value.__code__))
+        outside = [*of_text, *(OUTSIDE & {*names}), *(["sys.modules"] if {"sys", "modules"} <= {*names} else [])]
+        if outside:
             raise Undescribed(f"{value.__qualname__}, which reads what {outside[0]} returns")
         return [
             value.__qualname__,
@@ -127,18 +141,20 @@ class _Description:
         return [module.__name__, found]
 
 
-def _computes(name: str, part: Any) -> bool:
-    """Return whether an entry of a class decides what its objects compute."""
-    made = name.startswith("__") and not isinstance(part, FunctionType | staticmethod | classmethod | property)
-    return not made and name not in ("_abc_impl",)
-
-
 def _names(code: CodeType) -> Iterator[str]:
     """Yield the names of globals and attributes in a function and in what is defined inside of it."""
     yield from code.co_names
     for part in code.co_consts:
         if isinstance(part, CodeType):
             yield from _names(part)
+
+
+def _globals(code: CodeType) -> Iterator[str]:
+    """Yield the names of globals alone."""
+    yield from (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _globals(part)
 
 
 def _imports(code: CodeType) -> Iterator[str]:
@@ -166,10 +182,11 @@ def _fixed(module: str, but: str = "") -> bool:
     return bool(file and file.startswith(INSTALLED) and _version(package))
 
 
-def _plain(module: nn.Module) -> list[Any]:
-    """Return the numbers and texts that are attributes of a module and its parts."""
-    parts = (item for part in module.modules() for item in vars(part).items())
-    return [(name, value) for name, value in parts if isinstance(value, bool | int | float | str)]
+def _held(module: nn.Module) -> dict[str, Any]:
+    """Return what a module holds itself: weights, buffers, attributes, and hooks if it has some."""
+    empty = (name for name, value in vars(module).items() if isinstance(value, dict | set) and not value)
+    left_out = {"_modules", *empty}
+    return {name: value for name, value in vars(module).items() if name not in left_out}
 
 
 def _version(module: str) -> str:

@@ -7,7 +7,7 @@ sees a window, one that reads the keys of another layer, and a tower that keeps 
 import copy
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -45,21 +45,44 @@ def parts_of(block: Block) -> int:
     return len(set(block.of_kv)) if keys is None else len(keys.rows.heads)
 
 
-def held_by(model: nn.Module, blocks: Sequence[Block], arguments: Any) -> dict[str, Held]:
-    """Return what each block keeps, by its path; nothing for a model that cannot generate. `arguments` is a batch.
-    Raises ValueError for a model that cannot be called with it and a cache."""
+def held_by(
+    model: nn.Module, blocks: Sequence[Block], arguments: Any, run: Callable[[nn.Module, Any], Any]
+) -> dict[str, Held]:
+    """Return what each block keeps, by its path; nothing for a model that cannot generate. `arguments` is a batch, given
+    by name or, if these are not names of the model, by the user's own function `run`. Raises ValueError for a model
+    that cannot be called with a cache."""
     modeling_utils = sys.modules.get("transformers.modeling_utils")
     if modeling_utils is None or not isinstance(model, modeling_utils.PreTrainedModel) or not model.can_generate():
         return {}
     found: dict[str, Held] = {}
     attention = {block.path: block for block in blocks if block.attends}
     try:
+        named = _named(model, arguments)
         with torch.no_grad(), at_rest(model), _watching(model, attention, found):
-            model(**_named(model, arguments), use_cache=True)
+            if any(isinstance(x, Tensor) for x in named.values()):
+                model(**named, use_cache=True)
+            else:
+                with _with_cache(model):
+                    run(model, arguments)
     except Exception as error:  # of a model that may be anybody's
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ValueError(f"cache_bytes: the model cannot be called with use_cache=True ({reason})") from None
     return found
+
+
+@contextmanager
+def _with_cache(model: nn.Module) -> Iterator[None]:
+    """Switch on `use_cache` in the configs of a model while the context lasts."""
+    parts: list[Any] = [getattr(part, "config", None) for part in model.modules()]
+    configs = {id(config): config for config in parts if hasattr(config, "use_cache")}.values()
+    before = [(config, config.use_cache) for config in configs]
+    try:
+        for config, _ in before:
+            config.use_cache = True
+        yield
+    finally:
+        for config, value in before:
+            config.use_cache = value
 
 
 @contextmanager

@@ -20,21 +20,25 @@ from mhaprune.wrapping.neurons import name_neurons
 from mhaprune.wrapping.tensors import tensors_in
 
 
-def closed_whole(subject: Any, batch: Any) -> Any:
-    """Return the subject with its gates where they close all that reads the units. Raises `Unsupported`, which names
-    the map, if there is no such place."""
+def closed_whole(subject: Any, batch: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return the subject with its gates where they close all that reads the units, and the maps that are left out,
+    because each reads the same neurons as another. Raises `Unsupported`, which names the map, if there is no place for
+    the gates of heads."""
     leaks = set(_leaking(subject, batch))
     readers = Counter(source.rows for block in subject.blocks if block.kind == "neuron" for source in block.made_by)
     wrapped = leaks | {
         block.out for block in subject.blocks if any(readers[source.rows] > 1 for source in block.made_by)
     }
     if not wrapped:
-        return subject
+        return subject, ()
     outer = _around(subject, batch, wrapped)
     taken: dict[str, str] = {}
-    left = []
+    left, out_of = [], list[str]()
     for name, block in subject.by_name.items():
         at = outer.get(block.out, "")
+        if not at and any(readers[source.rows] > 1 for source in block.made_by):
+            out_of.append(block.out)
+            continue
         if any(place == at or within(block.out, place) for place in taken):
             continue  # an adapter, which the gate of the map that it adapts closes too
         taken |= {at: block.out} if at else {}
@@ -42,13 +46,15 @@ def closed_whole(subject: Any, batch: Any) -> Any:
     blocks = [block for _, block in left]
     names = [name for name, block in left if block.kind != "neuron"]
     names += name_neurons([block for block in blocks if block.kind == "neuron"])
+    if not blocks:
+        return subject, tuple(out_of)
     subject = subject.changed(blocks=tuple(blocks), names=tuple(names))
     for out in _leaking(subject, batch) if leaks else ():
         raise Unsupported(
             f"{out}: is not all that reads its units, so closing them leaves a part of what they say; gate what reads"
             " them, or merge it into this map first"
         )
-    return subject
+    return subject, tuple(out_of)
 
 
 @torch.enable_grad()

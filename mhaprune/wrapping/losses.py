@@ -172,7 +172,7 @@ def check_fits(model: Any, judges: Mapping[str, Judge], split: Batches) -> None:
     belong to its positions; those of a decoder alone to the positions before, unless they were moved already."""
     config, kind = getattr(model, "config", None), type(model).__name__
     two_sided = bool(getattr(config, "is_encoder_decoder", False))
-    masked = "MaskedLM" in kind
+    masked, causal = "MaskedLM" in kind, "CausalLM" in kind or "LMHead" in kind
     for batch in split.batches(len(split)):
         given = batch.as_given()
         named = given if isinstance(given, Mapping) else {}
@@ -187,7 +187,7 @@ def check_fits(model: Any, judges: Mapping[str, Judge], split: Batches) -> None:
                 why = "whose labels are moved by one already" if moved else "whose labels belong to their own positions"
                 raise ValueError(f"{name}: is for the next token, and this is a {kind} {why}; use losses.{other}")
             other = "language_model" if name == "loss" else "next_token_accuracy"
-            if judge in ALIGNED and same and "CausalLM" in kind:
+            if judge in ALIGNED and same and causal and not two_sided:
                 raise ValueError(
                     f"{name}: judges each label at its own position, and the labels of this {kind} are the tokens that"
                     f" it reads there; use losses.{other}"

@@ -64,9 +64,9 @@ def add_table(folder: Path, table: pd.DataFrame) -> None:
         write_bytes(folder / CARD, text.encode())
 
 
-BLOCK = r"([\w.]+)(?:@\d+)?\.\d+: (?:\d+(?: \d+)*|\d+ units)"
+BLOCK = r"([\w.]{1,200})(?:@\d{1,3})?\.\d{1,5}: (?:\d{1,6}(?: \d{1,6}){0,200}|\d{1,6} units)"
 LINE = re.compile(
-    r"- (\d+ of \d+ (?:heads|neurons|units|sublayers|key-value groups|attention layers|heads of single calls): "
+    r"- (\d{1,6} of \d{1,6} (?:heads|neurons|units|sublayers|key-value groups|attention layers|heads of single calls): "
     rf"{BLOCK}(?:, {BLOCK})*"
     r"(?: \(they still see the first \d+ tokens and the last \d+\))?(?:, then (?:refitted|trained))*)"
 )

@@ -114,6 +114,8 @@ def _rows(x: Tensor, leaves: Sequence[tuple[str, Tensor]], outs: Collection[str]
     rows: dict[str, Rows] = {}
     for (path, leaf), *read in zip(leaves, *(_read(x, column, leaves) for column in (0, 1, W - 1)), strict=True):
         first, second, last = read
+        if len(first) != len(second):
+            return {}
         steps = [b - a for a, b in zip(first, second, strict=False)]
         by_part = [range(a, a + step * W, step) for a, step in zip(first, steps, strict=True) if step > 0]
         if any(read):

@@ -36,6 +36,7 @@ from mhaprune.wrapping.transformers_folder import (
     FEWER,
     difference_when_read,
     native_class,
+    quiet,
     saves_with_code,
     write_plain,
     write_with_code,
@@ -154,6 +155,15 @@ def check_folder(path: Path) -> None:
         raise ValueError(f"{path}: {quoted(found[:1])} is no regular file")
 
 
+def check_index(path: Path) -> None:
+    """Raise ValueError for a list of weights that leads out of the folder."""
+    for file in path.glob("*.index.json"):
+        with foreign(f"{path}: {file.name} cannot be read"):
+            names = set(dict(json.loads(file.read_text())["weight_map"]).values())
+        if outside := [name for name in names if Path(str(name)).name != name]:
+            raise ValueError(f"{path}: {file.name} names {quoted(outside)}, must name files of this folder")
+
+
 def refuse_adapter(key: str, folder: Path) -> None:
     """Raise ValueError for a folder with an adapter: transformers would load its base model from elsewhere."""
     if (folder / ADAPTER).exists():
@@ -230,12 +240,14 @@ def load_folder(
     except ImportError:
         raise Unsupported(f"{path}: is a model of transformers, install it: pip install 'mhaprune[hf]'") from None
     check_folder(path)
+    check_index(path)
     _check(path)
     refuse_adapter("path", path)
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code} | options
     with foreign(f"{path}: its config.json cannot be read", "mhaprune.load(..., trust_remote_code=True)"):
         named = json.loads((path / "config.json").read_text()).get("architectures") or [None]
-        config = config_in(path, **options)
+        with quiet(progress=True):  # transformers prints names of a folder as they are
+            config = config_in(path, **options)
         check_config(config, trust_remote_code)
         kind: Any = getattr(transformers, str(named[0]), None)
         if kind is None and trust_remote_code:
@@ -245,7 +257,7 @@ def load_folder(
     known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     if not known:
         raise ValueError(f"{path}: its architecture {quoted(named[:1])} is none that transformers has")
-    with foreign(f"{path}: cannot be loaded"), shrinking(kind):
+    with foreign(f"{path}: cannot be loaded"), shrinking(kind), quiet(progress=True):
         model, found = kind.from_pretrained(path, config=config, output_loading_info=True, **options)
     for what, names in found.items():
         if names:

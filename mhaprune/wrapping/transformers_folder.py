@@ -109,7 +109,7 @@ def difference_when_read(model: Any, folder: Path, code: str) -> str:
     Return how this differs from the model; "" if it does not."""
     native: Any = native_class(model)
     try:
-        with _quiet(), torch.random.fork_rng(), _class_in(code, native) as kind:
+        with quiet(), torch.random.fork_rng(), _class_in(code, native) as kind:
             read = kind.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # of code that may be anybody's
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -151,13 +151,14 @@ def _class_in(code: str, native: type) -> Iterator[Any]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Show no progress and no warnings of transformers while the context lasts."""
+def quiet(progress: bool = False) -> Iterator[None]:
+    """Show no warnings of transformers while the context lasts, and no progress unless it is wanted."""
     from transformers.utils import logging
 
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    if not progress:
+        logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:

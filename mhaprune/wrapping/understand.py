@@ -144,7 +144,10 @@ def understand(
         check_counted(loss, split, name)
         check_fits(model, {"loss": loss, "quality": quality}, split)
     subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run, prove=prove, sample=batch[:1])
-    subject = closed_whole(subject, batch[:1])
+    subject, shared = closed_whole(subject, batch[:1])
+    if len(shared) == len(subject.blocks):
+        raise Unsupported(no_neurons(model, units))
+    not_seen += shared
     if judge := _drift_of(loss, quality, splits["score"], call):
         splits = {name: with_dense(subject, split, judge) for name, split in splits.items()}
         tried = Batches.extremes([*splits.values()])

@@ -325,7 +325,7 @@ class WrappedModel(GatedModel):
             "heads": fingerprint([[block.out, block.columns] for block in self.blocks]),
             "window": self.window,
             "code": code_digests(__name__),
-            "torch": str(torch.__version__),
+            "torch": [str(torch.__version__), str(torch.get_default_dtype())],
             "num_threads": torch.get_num_threads(),
             "device": self.device.type,
         }
@@ -389,7 +389,9 @@ class WrappedModel(GatedModel):
     def cached_in(self, block: Block, length: int) -> float:
         """Return the bytes of keys and values of a block for one example of this number of positions."""
         if "held" not in self.facts:
-            self.facts["held"] = held_by(self.model, self.blocks, self.sample.arguments()) if self.sample else {}
+            self.facts["held"] = (
+                held_by(self.model, self.blocks, self.sample.arguments(), self.run) if self.sample else {}
+            )
         if (held := self.facts["held"].get(block.path)) is None or block.kind != "head":
             return 0.0
         sink, recent, *few = getattr(self.model.get_submodule(block.path), "streams", None) or (0, 0)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -27,6 +28,22 @@ def mine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType
     yield my_helpers
     for name in ("my_helpers", "my_part"):
         sys.modules.pop(name, None)
+
+
+HELPERS: dict[str, Any] = {}
+ORDERED = {"a": 1, "b": 2}
+
+
+class Held(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = [1]
+
+    def forward(self, x: Any) -> Any:
+        return x * self.weights[0]
+
+
+HELD = Held()
 
 
 class Table(dict[str, int]):
@@ -58,7 +75,18 @@ def losses_of(mine: ModuleType) -> dict[str, tuple[Callable[..., Any], Callable[
     def change(name: str, value: Any) -> Callable[[], None]:
         return lambda: setattr(mine, name, value)
 
+    def own(a: Any, b: Any) -> Any:
+        return a - b
+
+    def other(b: Any, a: Any) -> Any:
+        return b - a
+
+    HELPERS["minus"] = own
     return {
+        "names of arguments": (lambda x: HELPERS["minus"](a=x, b=1), lambda: HELPERS.update(minus=other)),
+        "list of a module": (HELD, lambda: HELD.weights.append(2)),
+        "hook of a module": (HELD, lambda: HELD.register_forward_hook(lambda *_: None)),
+        "order of a dict": (lambda x: next(iter(ORDERED.values())) * x, lambda: ORDERED.update(a=ORDERED.pop("a"))),
         "lambda": (lambda x: (lambda y: y * LIMITS["constant"])(x), lambda: LIMITS.update(constant=2)),
         "generator": (lambda x: sum(y * LIMITS["constant"] for y in x), lambda: LIMITS.update(constant=3)),
         "nested": (lambda x: [[y * LIMITS["inner"]["a"][0] for y in z] for z in x], lambda: LIMITS.update(inner=2)),
@@ -98,9 +126,16 @@ def test_what_cannot_be_followed_has_no_description(mine: ModuleType) -> None:
         lambda x: x * float(os.environ["LIMIT"]),
         lambda x: Path(open(x).name),  # noqa: SIM115
         lambda x: x * Slots.one.cap,
+        lambda x: globals()["LIMITS"],
+        lambda x: np.load(x),
+        lambda x: x @ SPARSE,
+        lambda x: sys.modules["my_helpers"].LIMIT,
     ):
         with pytest.raises(Undescribed):
             described(loss)
+
+
+SPARSE = torch.eye(2).to_sparse()
 
 
 class Slots:

@@ -143,7 +143,6 @@ def test_what_stands_between_is_cut_along(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (TwoReaders, "blocks.0.other reads the neurons of blocks.0.up too"),
         (OwnScale, "between blocks.0.up and blocks.0.down, or beside them, something counts the neurons"),
     ],
 )
@@ -158,6 +157,13 @@ def test_what_cannot_be_cut_is_named_and_the_rest_is_removable(kind: Any, reason
     ):
         heads.prune(keep=0.1, by="gate_output")
     assert len(heads.mask(keep=total - 2, by="gate_output").removed) == 2
+
+
+def test_neurons_that_two_maps_read_are_left_out() -> None:
+    assert "6 heads in 2 blocks" in (said := repr(wrapped(net(TwoReaders))))
+    assert said.endswith("not seen: blocks.0.down, blocks.0.other, blocks.1.down, blocks.1.other")
+    with pytest.raises(ValueError, match="has no neurons: no linear map has inputs"):
+        wrapped(net(TwoReaders), ("neuron",))
 
 
 def test_neurons_beside_heads_leave_them_removable() -> None:

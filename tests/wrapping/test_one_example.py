@@ -53,12 +53,17 @@ class OwnCausalLM(Decoder):
     pass
 
 
+class OwnLMHeadModel(Decoder):
+    pass
+
+
 @pytest.mark.parametrize(
     ("kind", "two_sided", "loss", "labels", "other"),
     [
         (Decoder, True, losses.language_model, "own", "seq2seq"),
         (Decoder, False, losses.language_model, "moved", "seq2seq"),
         (OwnCausalLM, False, losses.seq2seq, "ids", "language_model"),
+        (OwnLMHeadModel, False, losses.seq2seq, "ids", "language_model"),
         (OwnCausalLM, False, losses.seq2seq, "moved", None),
         (Decoder, False, losses.language_model, "ids", None),
         (Decoder, True, losses.seq2seq, "own", None),

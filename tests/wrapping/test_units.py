@@ -369,6 +369,9 @@ def test_a_layer_with_a_window_counts_what_it_keeps(name: str) -> None:
     batch, longer = ({"input_ids": torch.randint(64, (2, length), generator=draw)} for length in (9, 40))
     model = sliding(name)
     groups = mhaprune.wrap(model, losses.language_model, score=[batch]).units("group")
+    other = [{"toks": batch["input_ids"]}]
+    called = mhaprune.wrap(model, size_of_output, score=other, call=lambda model, given: model(input_ids=given["toks"]))
+    assert called.cache_bytes(length=40) == groups.cache_bytes(length=40)
     for each in (batch, longer):
         assert groups.cache_bytes(batch_size=2, length=each["input_ids"].shape[1]) == in_cache(model, each)
     weakest_first = {str(head): head.layer + head.head / 10 for head in groups.grid}
