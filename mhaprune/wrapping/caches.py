@@ -48,9 +48,11 @@ def parts_of(block: Block) -> int:
 def held_by(
     model: nn.Module, blocks: Sequence[Block], arguments: Any, run: Callable[[nn.Module, Any], Any]
 ) -> dict[str, Held]:
-    """Return what each block keeps, by its path; nothing for a model that cannot generate. `arguments` is a batch, given
-    by name or, if these are not names of the model, by the user's own function `run`. Raises ValueError for a model
-    that cannot be called with a cache."""
+    """Return what each block keeps, by its path; nothing for a model that cannot generate.
+
+    `arguments` is a batch, given by name or, if these are not names of the model, by the user's own function `run`.
+    Raises ValueError for a model that cannot be called with a cache.
+    """
     modeling_utils = sys.modules.get("transformers.modeling_utils")
     if modeling_utils is None or not isinstance(model, modeling_utils.PreTrainedModel) or not model.can_generate():
         return {}
