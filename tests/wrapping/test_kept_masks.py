@@ -98,4 +98,10 @@ def test_a_function_that_holds_what_cannot_be_read_is_not_described() -> None:
     lines = iter(["a"])
     with pytest.raises(Undescribed, match="a list_iterator"):
         described(lambda: lines)
-    assert described(clamped) == described(clamped)
+    with pytest.raises(Undescribed, match="clamped, which reads what eval returns"):
+        described(clamped)
+
+    def again(n: int) -> int:
+        return again(n - 1) if n else 0
+
+    assert described(again) == described(again)
