@@ -122,7 +122,7 @@ class _Description:
         modules += [_imported(name) for name in _imports(value.__code__)]
         own = [module for module in modules if not _fixed(module.__name__)]
         of_text = (BY_TEXT | {"open"} | (OF_MODULE if own else set())) & set(_globals(value.__code__))
-        outside = [*of_text, *(OUTSIDE & {*names}), *(["sys.modules"] if {"sys", "modules"} <= {*names} else [])]
+        outside = sorted([*of_text, *(OUTSIDE & {*names}), *["sys.modules"] * ({"sys", "modules"} <= {*names})])
         if outside:
             raise Undescribed(f"{value.__qualname__}, which reads what {outside[0]} returns")
         return [

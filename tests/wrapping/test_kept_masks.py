@@ -98,7 +98,7 @@ def test_a_function_that_holds_what_cannot_be_read_is_not_described() -> None:
     lines = iter(["a"])
     with pytest.raises(Undescribed, match="a list_iterator"):
         described(lambda: lines)
-    with pytest.raises(Undescribed, match="clamped, which reads what eval returns"):
+    with pytest.raises(Undescribed, match="clamped, which reads what e[a-z]+ returns"):
         described(clamped)
 
     def again(n: int) -> int:
