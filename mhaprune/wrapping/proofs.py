@@ -215,25 +215,22 @@ DEPENDS = (
 
 
 @torch.no_grad()
-def check_order(subject: GatedModel, batch: Batch) -> None:
-    """Raise `Unsupported` if what the model says of the examples of a batch changes with their order: then a limit per
-    batch, or what an earlier example leaves, reaches later ones. The first example alone is compared elsewhere."""
+def check_fullest(subject: GatedModel, batch: Batch) -> None:
+    """Raise `Unsupported` if what the model says of the first or the last example of the fullest batch is something else
+    than of this example alone: then a limit per batch, or what an earlier example leaves, reaches it."""
     if len(batch) < 2:
         return
-    last = torch.arange(len(batch)).flip(0)
-    outputs = [tensors_in(subject.run_gated(subject.placed(each))) for each in (batch, batch[last], batch[last[:1]])]
-    for together, reversed_, alone in zip(*outputs, strict=False):
-        by_row = alone.shape == (1, *together.shape[1:]) and together.shape == reversed_.shape
-        if not by_row or len(together) != len(batch) or not together.is_floating_point():
-            continue
-        for other, mine, how in (
-            (reversed_, together.flip(0), "the same examples in another order"),
-            (alone, together[-1:], "the same example alone"),
-        ):
-            finite = mine.nan_to_num(0.0, 0.0, 0.0)
+    whole = [*tensors_in(subject.run_gated(subject.placed(batch)))]
+    for row in (0, len(batch) - 1):
+        single = tensors_in(subject.run_gated(subject.placed(batch[torch.tensor([row])])))
+        for together, alone in zip(whole, single, strict=False):
+            by_row = alone.shape == (1, *together.shape[1:]) and len(together) == len(batch)
+            if not by_row or not together.is_floating_point():
+                continue
+            finite = alone.nan_to_num(0.0, 0.0, 0.0)
             allowed = rounding(finite.float() if finite.dtype == torch.double else finite)
-            if not (moved := apart(other, mine)) <= allowed:
-                raise Unsupported(DEPENDS.format(moved=moved, apart=how))
+            if not (moved := apart(together[row : row + 1], alone)) <= allowed:
+                raise Unsupported(DEPENDS.format(moved=moved, apart="the same example alone"))
 
 
 def _check_independent(subject: GatedModel, batch: Batch, output: Any, alone: Any) -> bool:
@@ -257,12 +254,10 @@ def _check_independent(subject: GatedModel, batch: Batch, output: Any, alone: An
 
 @torch.enable_grad()
 def _check_rows(subject: Any, batch: Batch, alone: Any) -> None:
-    """Raise `NotByExample`, or `Unsupported` for heads, if gates of one example change what is said of another one: the
-    rows of a block are then not those of the examples, one after the other."""
-    if len(batch) < 2 or not len(subject.grid):
+    """Raise `NotByExample` for neurons, or `Unsupported` for heads beside them, if gates of one example change what is
+    said of another one: the rows of a block are then not those of the examples, one after the other."""
+    if len(batch) < 2 or all(block.kind == "head" for block in subject.blocks):
         return
-    if all(block.kind == "head" for block in subject.blocks):
-        batch = batch[:2]
     gates_BN = all_open(subject, len(batch)).requires_grad_()
     output = subject.run_gated(batch, gates_BN)
     said = [

@@ -26,7 +26,7 @@ from mhaprune.wrapping.discovery import discover
 from mhaprune.wrapping.hints import check_attention, unseen
 from mhaprune.wrapping.losses import Drift, Judge, check_counted, check_fits, name_of, quality_for, unit_of
 from mhaprune.wrapping.neurons import find_neurons, name_neurons
-from mhaprune.wrapping.proofs import NotByExample, Proofs, check_order, prove_gates, prove_removal
+from mhaprune.wrapping.proofs import NotByExample, Proofs, check_fullest, prove_gates, prove_removal
 from mhaprune.wrapping.removal import MORE_COUNTS, with_more_counts
 from mhaprune.wrapping.streaming import for_streaming
 from mhaprune.wrapping.tensors import mapped, precise
@@ -162,7 +162,7 @@ def understand(
         subject = subject.changed(names=tuple(names), blocks=tuple(found))
         proved, proof, proven = prove_gates(subject, tried, alone, prove)
     if prove != "none":
-        check_order(proved, Batches.fullest([*splits.values()]))
+        check_fullest(proved, Batches.fullest([*splits.values()]))
     if whole is not model and proof is not None:
         check_conversion(whole, subject, proof.batches[0])
     subject, proven = with_removal(proved, proof, proven)
