@@ -77,6 +77,7 @@ def prove_gates(
     again = again if judged is subject else subject.outputs(first[:1])
     _check_repeated(again, subject.real_outputs(alone, first[:1]))
     beside = _check_independent(subject, first, passes[0][0], alone)
+    check_ends(subject, first, passes[0][0], (len(first) - 1,) if len(first) > 1 else ())
     subject = proof.subject = shapes.applied(subject, len(first))
     _check_rows(subject, first, alone)
     idle, no_gradient = _idle(subject, proof.batches, outputs, effects_N)
@@ -215,15 +216,19 @@ DEPENDS = (
 
 
 @torch.no_grad()
-def check_fullest(subject: GatedModel, batch: Batch) -> None:
-    """Raise `Unsupported` if what the model says of the first or the last example of the fullest batch is something else
-    than of this example alone: then a limit per batch, or what an earlier example leaves, reaches it."""
-    if len(batch) < 2:
-        return
-    whole = [*tensors_in(subject.run_gated(subject.placed(batch)))]
-    for row in (0, len(batch) - 1):
+def check_fullest(subject: GatedModel, batch: Batch, tried: Data) -> None:
+    """Check a batch with more tokens than the one that was tried as `check_ends` does."""
+    if len(batch) > 1 and int(batch.lengths().sum()) > int(next(tried.batches(len(tried))).lengths().sum()):
+        check_ends(subject, batch, subject.run_gated(subject.placed(batch)), (0, len(batch) - 1))
+
+
+@torch.no_grad()
+def check_ends(subject: GatedModel, batch: Batch, output: Any, rows: Sequence[int]) -> None:
+    """Raise `Unsupported` if what the model says of an example in one of these rows of a batch is not what it says of
+    this example alone: then a limit per batch, or what an earlier example leaves, reaches it."""
+    for row in rows:
         single = tensors_in(subject.run_gated(subject.placed(batch[torch.tensor([row])])))
-        for together, alone in zip(whole, single, strict=False):
+        for together, alone in zip(tensors_in(output), single, strict=False):
             by_row = alone.shape == (1, *together.shape[1:]) and len(together) == len(batch)
             if not by_row or not together.is_floating_point():
                 continue

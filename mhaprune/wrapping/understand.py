@@ -162,7 +162,7 @@ def understand(
         subject = subject.changed(names=tuple(names), blocks=tuple(found))
         proved, proof, proven = prove_gates(subject, tried, alone, prove)
     if prove != "none":
-        check_fullest(proved, Batches.fullest([*splits.values()]))
+        check_fullest(proved, Batches.fullest([*splits.values()]), tried)
     if whole is not model and proof is not None:
         check_conversion(whole, subject, proof.batches[0])
     subject, proven = with_removal(proved, proof, proven)
