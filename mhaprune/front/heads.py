@@ -246,9 +246,10 @@ class Heads(ModelWithData):
         if within is not None:
             if keep is not None or mask is not None or how:
                 raise ValueError(f"within={within:g}: says how many heads stay, leave keep=, mask= and budgets out")
-            model = fastest_within(self, within, by, lambda mask: self.without(mask, refit, fine_tune)).model
+            model = fastest_within(self, within, by, lambda mask: self._without(mask, refit, fine_tune)).model
+        elif mask is None:
+            model = self._without(self.mask(keep, by, **how), refit, fine_tune, copy).model
         else:
-            mask = self.mask(keep, by, **how) if mask is None else mask
             model = self.without(mask, refit, fine_tune, copy).model
         make_plain(model)
         return model
@@ -310,9 +311,12 @@ class Heads(ModelWithData):
         3
         """
         self.check_unchanged()
-        mask = mask_of(mask, self.grid)
+        return self._without(mask_of(mask, self.grid), refit, fine_tune, copy)
+
+    def _without(self, mask: HeadMask, refit: bool, fine_tune: Steps, copy: bool = True) -> WrappedModel:
+        """See `without`; the weights were compared with those that were proved."""
         if (settled := self._settled) is not self:
-            return settled.without(HeadMask(settled.grid, mask.removed), refit, fine_tune, copy)
+            return settled._without(HeadMask(settled.grid, mask.removed), refit, fine_tune, copy)
         self.check_removable(mask)
         recoveries = recoveries_of(refit, fine_tune)
         prove_removal(self._equivalence, mask)

@@ -80,9 +80,9 @@ def check_weights_finite(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         weight = parameter.detach()
         weight = torch.view_as_real(weight) if weight.is_complex() else weight
-        # The smallest and the largest are finite only if all are; so no tensor of this size is made.
-        if weight.numel() and not torch.stack(weight.aminmax()).isfinite().all():
-            bad = weight[~weight.isfinite()]
+        # A sum is finite only if all are, and makes no tensor of this size; that of finite numbers can be too large.
+        half = weight.is_floating_point() and weight.itemsize < 4
+        if not weight.sum(dtype=torch.float if half else None).isfinite() and len(bad := weight[~weight.isfinite()]):
             raise Diverged(f"its weight {name} is {bad[0].item()} in {len(bad)} of {weight.numel()} places")
 
 
@@ -106,7 +106,7 @@ def _sum_of_bits(tensor: Tensor) -> int:
     product = torch.empty_like(factors)
     for chunk in values.reshape(-1).view(whole).split(CHUNK):
         part = torch.mul(chunk, factors[: len(chunk)], out=product[: len(chunk)])
-        total = (total * 1_000_003 + int(part.sum())) % 2**64
+        total = (total * 1_000_003 + int(part.sum(dtype=part.dtype))) % 2**64
     return total
 
 

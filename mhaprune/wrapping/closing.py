@@ -4,7 +4,7 @@ them, as with an adapter that is not merged.
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,20 +17,21 @@ from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.interception import AttentionCalls
 from mhaprune.wrapping.layouts import LORA
 from mhaprune.wrapping.neurons import name_neurons
-from mhaprune.wrapping.tensors import tensors_in
+from mhaprune.wrapping.tensors import mapped, tensors_in
 
 
-def closed_whole(subject: Any, batch: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return the subject with its gates where they close all that reads the units, and the maps that are left out,
-    because each reads the same neurons as another. Raises `Unsupported`, which names the map, if there is no place for
-    the gates of heads."""
-    leaks = set(_leaking(subject, batch))
+def closed_whole(subject: Any, batch: Any) -> tuple[Any, tuple[str, ...], Any]:
+    """Return the subject with its gates where they close all that reads the units, the maps that are left out, because
+    each reads the same neurons as another, and what the model says of the batch. Raises `Unsupported`, which names the
+    map, if there is no place for the gates of heads."""
+    beside, output = _read_beside(subject, batch)
+    leaks = set(_leaking(subject, batch)) if beside else set()
     readers = Counter(source.rows for block in subject.blocks if block.kind == "neuron" for source in block.made_by)
     wrapped = leaks | {
         block.out for block in subject.blocks if any(readers[source.rows] > 1 for source in block.made_by)
     }
     if not wrapped:
-        return subject, ()
+        return subject, (), output
     outer = _around(subject, batch, wrapped)
     taken: dict[str, str] = {}
     left, out_of = [], list[str]()
@@ -47,22 +48,49 @@ def closed_whole(subject: Any, batch: Any) -> tuple[Any, tuple[str, ...]]:
     names = [name for name, block in left if block.kind != "neuron"]
     names += name_neurons([block for block in blocks if block.kind == "neuron"])
     if not blocks:
-        return subject, tuple(out_of)
+        return subject, tuple(out_of), output
     subject = subject.changed(blocks=tuple(blocks), names=tuple(names))
     for out in _leaking(subject, batch) if leaks else ():
         raise Unsupported(
             f"{out}: is not all that reads its units, so closing them leaves a part of what they say; gate what reads"
             " them, or merge it into this map first"
         )
-    return subject, tuple(out_of)
+    return subject, tuple(out_of), output
 
 
 @torch.enable_grad()
-def _leaking(subject: Any, batch: Any) -> Iterator[str]:
-    """Yield the maps whose units still change an output while all of them are closed. Zeros are added to what attention
-    computes, and to the sources of neurons: outputs must have no derivative in those that the map reads."""
+def _read_beside(subject: Any, batch: Any) -> tuple[bool, Any]:
+    """Return whether outputs come from the units by another way than through the maps that are gated, and the outputs.
+    The graph of one pass tells; whether a way that it shows has an effect, only `_leaking` does."""
+    maps = set[Any]()
+
+    def passed(module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+        if len([*tensors_in((inputs, named))]) == 1:
+            maps.update(x.grad_fn for x in tensors_in(output))
+
+    with ExitStack() as stack:
+        for out in {block.out for block in subject.blocks}:
+            module = subject.module.get_submodule(out)
+            stack.callback(module.register_forward_hook(passed, with_kwargs=True).remove)
+        leaves = stack.enter_context(_with_zeros(subject))
+        output = subject.run_gated(batch)
+    ends = {id(leaf) for each in leaves.values() for leaf in each}
+    found, ahead = maps, [x.grad_fn for x in tensors_in(output)]
+    while ahead:
+        if (node := ahead.pop()) is None or node in found:
+            continue
+        if id(getattr(node, "variable", None)) in ends:
+            return True, mapped(output, Tensor.detach)
+        found.add(node)
+        ahead += [below for below, _ in node.next_functions]
+    return False, mapped(output, Tensor.detach)
+
+
+@contextmanager
+def _with_zeros(subject: Any) -> Iterator[dict[str, list[Tensor]]]:
+    """While the context lasts, add zeros to what attention computes, and to the sources of neurons. Yields the zeros by
+    the path of their module, each a leaf of the graph."""
     leaves: dict[str, list[Tensor]] = {}
-    read: dict[str, Tensor] = {}
     running: list[str] = []
 
     def added(path: str, x: Tensor) -> Tensor:
@@ -73,9 +101,6 @@ def _leaking(subject: Any, batch: Any) -> Iterator[str]:
     def through(attend: Any, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
         out = attend(query, key, value)
         return added(running[-1], out) if running and isinstance(out, Tensor) else out
-
-    def seen(name: Any, x: Tensor) -> None:
-        read.setdefault(subject.by_name[name].out, x)
 
     def leave(*_: Any) -> None:
         running.pop()
@@ -90,6 +115,19 @@ def _leaking(subject: Any, batch: Any) -> Iterator[str]:
             module = subject.module.get_submodule(path)
             stack.callback(module.register_forward_hook(lambda m, x, output, path=path: added(path, output)).remove)
         stack.enter_context(AttentionCalls(through))
+        yield leaves
+
+
+@torch.enable_grad()
+def _leaking(subject: Any, batch: Any) -> Iterator[str]:
+    """Yield the maps whose units still change an output while all of them are closed: outputs must have no derivative
+    in the zeros that are added to what these maps read."""
+    read: dict[str, Tensor] = {}
+
+    def seen(name: Any, x: Tensor) -> None:
+        read.setdefault(subject.by_name[name].out, x)
+
+    with _with_zeros(subject) as leaves:
         outputs = subject.real_outputs(subject.run_gated(batch, 0 * all_open(subject, 1)[0], seen=seen), batch)
     if not outputs.requires_grad:
         return

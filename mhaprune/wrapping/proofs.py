@@ -50,16 +50,17 @@ class Proofs(NamedTuple):
 
 
 def prove_gates(
-    subject: GatedModel, tried: Data, alone: Any, kind: str
+    subject: GatedModel, tried: Data, ends: tuple[Any, Any], kind: str
 ) -> tuple[GatedModel, BlockProof | None, Proofs]:
     """Prove that gates have an effect, and that the output for an example does not depend on the rest of its batch.
 
-    `alone` is what the model returned for the first example of `tried` alone. `kind` "whole" computes effects in
-    float64; "none" proves nothing. Returns the subject, which now knows in which dimension its blocks hold examples,
-    and a proof that has recorded the inputs of all blocks. Raises `Unsupported` for a model whose outputs cannot be
-    compared, and if no gate has an effect; `NotByExample` for neurons that are not gated example by example.
+    `ends` is what the model returned for the first and for the last example of the first batch, each alone. `kind`
+    "whole" computes effects in float64; "none" proves nothing. Returns the subject, which now knows in which dimension
+    its blocks hold examples, and a proof that has recorded the inputs of all blocks. Raises `Unsupported` for a model
+    whose outputs cannot be compared, and if no gate has an effect; `NotByExample` for neurons that are not gated
+    example by example.
     """
-    proof, shapes = BlockProof(subject, tried), Shapes()
+    proof, shapes, alone = BlockProof(subject, tried), Shapes(), ends[0]
     if kind == "none":
         two = proof.batches[0][:2]
         for batch in (two, two[:1]):
@@ -76,8 +77,9 @@ def prove_gates(
         effects_N, again = _effects(judged, first[:1])
     again = again if judged is subject else subject.outputs(first[:1])
     _check_repeated(again, subject.real_outputs(alone, first[:1]))
-    beside = _check_independent(subject, first, passes[0][0], alone)
-    check_ends(subject, first, passes[0][0], (len(first) - 1,) if len(first) > 1 else ())
+    for row, single in zip((0, -1), ends, strict=True):
+        _check_row(first, passes[0][0], row, single)
+    beside = _judged_beside(subject, first, passes[0][0], alone)
     subject = proof.subject = shapes.applied(subject, len(first))
     _check_rows(subject, first, alone)
     idle, no_gradient = _idle(subject, proof.batches, outputs, effects_N)
@@ -217,44 +219,38 @@ DEPENDS = (
 
 @torch.no_grad()
 def check_fullest(subject: GatedModel, batch: Batch, tried: Data) -> None:
-    """Check a batch with more tokens than the one that was tried as `check_ends` does."""
+    """Check the first and the last example of a batch, see `_check_row`, if it has more tokens than what was tried."""
     if len(batch) > 1 and int(batch.lengths().sum()) > int(next(tried.batches(len(tried))).lengths().sum()):
-        check_ends(subject, batch, subject.run_gated(subject.placed(batch)), (0, len(batch) - 1))
+        batch = subject.placed(batch)
+        output = subject.run_gated(batch)
+        for row in (0, len(batch) - 1):
+            _check_row(batch, output, row, subject.run_gated(batch[torch.tensor([row])]))
 
 
-@torch.no_grad()
-def check_ends(subject: GatedModel, batch: Batch, output: Any, rows: Sequence[int]) -> None:
-    """Raise `Unsupported` if what the model says of an example in one of these rows of a batch is not what it says of
-    this example alone: then a limit per batch, or what an earlier example leaves, reaches it."""
-    for row in rows:
-        single = tensors_in(subject.run_gated(subject.placed(batch[torch.tensor([row])])))
-        for together, alone in zip(tensors_in(output), single, strict=False):
-            by_row = alone.shape == (1, *together.shape[1:]) and len(together) == len(batch)
-            if not by_row or not together.is_floating_point():
-                continue
-            finite = alone.nan_to_num(0.0, 0.0, 0.0)
-            allowed = rounding(finite.float() if finite.dtype == torch.double else finite)
-            if not (moved := apart(together[row : row + 1], alone)) <= allowed:
-                raise Unsupported(DEPENDS.format(moved=moved, apart="the same example alone"))
-
-
-def _check_independent(subject: GatedModel, batch: Batch, output: Any, alone: Any) -> bool:
-    """Return whether the first example of a batch is judged in another way when it is alone, as by a contrastive loss.
-    Raises `Unsupported` if its output is another one."""
-
-    def differs(together: Tensor, single: Tensor) -> float:
-        by_row = together.shape[:1] == (len(batch),) and single.shape == (1, *together.shape[1:])
-        if not by_row or not together.is_floating_point():
-            return 0.0
-        moved, finite = apart(together[:1], single), single.nan_to_num(0.0, 0.0, 0.0)
-        # A model in float64 may compute parts in float32.
-        allowed = rounding(finite.float() if finite.dtype == torch.double else finite)
-        return 0.0 if moved <= allowed else moved
-
+def _check_row(batch: Batch, output: Any, row: int, alone: Any) -> None:
+    """Raise `Unsupported` if what the model says of the example in this row of a batch is not what it says of the
+    example alone: then a limit per batch, or what an earlier example leaves, reaches it."""
     for together, single in zip(tensors_in(output), tensors_in(alone), strict=False):
-        if moved := differs(together, single):
+        if moved := _moved(batch, together, row, single):
             raise Unsupported(DEPENDS.format(moved=moved, apart="the same example alone"))
-    return any(map(differs, subject.judge(output, batch), subject.judge(alone, batch[:1])))
+
+
+def _moved(batch: Batch, together: Tensor, row: int, single: Tensor) -> float:
+    """Return how far a row of a batch is from the example alone, 0 if that is rounding or the rows are no examples."""
+    by_row = together.shape[:1] == (len(batch),) and single.shape == (1, *together.shape[1:])
+    if not by_row or not together.is_floating_point():
+        return 0.0
+    moved, finite = apart(together[row][None], single), single.nan_to_num(0.0, 0.0, 0.0)
+    # A model in float64 may compute parts in float32.
+    allowed = rounding(finite.float() if finite.dtype == torch.double else finite)
+    return 0.0 if moved <= allowed else moved
+
+
+def _judged_beside(subject: GatedModel, batch: Batch, output: Any, alone: Any) -> bool:
+    """Return whether the first example of a batch is judged in another way when it is alone, as by a contrastive
+    loss."""
+    judged = zip(subject.judge(output, batch), subject.judge(alone, batch[:1]), strict=True)
+    return any(_moved(batch, together, 0, single) for together, single in judged)
 
 
 @torch.enable_grad()

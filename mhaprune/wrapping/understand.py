@@ -144,7 +144,7 @@ def understand(
         check_counted(loss, split, name)
         check_fits(model, {"loss": loss, "quality": quality}, split)
     subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run, prove=prove, sample=batch[:1])
-    subject, shared = closed_whole(subject, batch[:1])
+    subject, shared, last = closed_whole(subject, batch[-1:])
     if len(shared) == len(subject.blocks):
         raise Unsupported(no_neurons(model, units))
     not_seen += shared
@@ -152,7 +152,7 @@ def understand(
         splits = {name: with_dense(subject, split, judge) for name, split in splits.items()}
         tried = Batches.extremes([*splits.values()])
     try:
-        proved, proof, proven = prove_gates(subject, tried, alone, prove)
+        proved, proof, proven = prove_gates(subject, tried, (alone, last), prove)
     except NotByExample as error:  # experts, that are sent some of the tokens
         not_seen += tuple(error.args[0])
         left = [(name, block) for name, block in subject.by_name.items() if block.out not in not_seen]
@@ -160,7 +160,7 @@ def understand(
             raise Unsupported(no_neurons(model, units)) from None
         names, found = (list(each) for each in zip(*left, strict=True))
         subject = subject.changed(names=tuple(names), blocks=tuple(found))
-        proved, proof, proven = prove_gates(subject, tried, alone, prove)
+        proved, proof, proven = prove_gates(subject, tried, (alone, last), prove)
     if prove != "none":
         check_fullest(proved, Batches.fullest([*splits.values()]), tried)
     if whole is not model and proof is not None:
