@@ -28,11 +28,11 @@ class Limited(nn.Module):
         return out * kept.float().mean(dim=1)[:, None]
 
 
+@pytest.mark.parametrize("sizes", [[(5, 6)], [(2, 9), (5, 6), (2, 3)]])
 @pytest.mark.parametrize("halves", [True, False])
-def test_a_limit_that_only_the_largest_batch_reaches_is_seen(halves: bool) -> None:
-    """The longest and the shortest example are in a batch that does not reach it."""
+def test_a_limit_that_only_the_largest_batch_reaches_is_seen(halves: bool, sizes: list[tuple[int, int]]) -> None:
+    """Also if it is the last example that it reaches, and if the longest and the shortest are in another batch."""
     draw = torch.Generator().manual_seed(0)
-    sizes = [(2, 9), (5, 6), (2, 3)]
     score = [(torch.randint(11, size, generator=draw), torch.zeros(size[0], dtype=torch.long)) for size in sizes]
     with pytest.raises(Unsupported, match=r"^model: what it says of an example depends on the other examples[^\n]*$"):
         mhaprune.wrap(Limited(25, halves).eval(), losses.classification, score=score)

@@ -282,7 +282,8 @@ def test_what_was_measured_belongs_to_the_weights_that_were_measured() -> None:
     for change in changes:
         kept = model.layers[0].o.weight.data.clone()
         change(model.layers[0].o.weight)
-        for call in (heads.score, partial(heads.prune, keep=0.5), heads.evaluate, heads.mask):
+        prunings = [partial(heads.prune, keep=0.5), partial(heads.prune, mask={0: [0]}), partial(heads.prune, within=1)]
+        for call in (heads.score, *prunings, heads.evaluate, heads.mask):
             with pytest.raises(ValueError, match="model: its weights have changed since wrap"):
                 call()
         model.layers[0].o.weight.data.copy_(kept)
