@@ -6,7 +6,7 @@ setup(
     packages=[*find_packages(include=["mhaprune*"]), "mhaprune.conf"],
     package_dir={"mhaprune.conf": "conf"},
     package_data={
-        "mhaprune": ["py.typed", "reporting/*.jinja", "reporting/*.yaml"],
+        "mhaprune": ["py.typed", "lab/reporting/*.jinja", "lab/reporting/*.yaml"],
         "mhaprune.conf": ["*.yaml", "*/*.yaml"],
     },
 )

@@ -1,4 +1,4 @@
-"""The pages of words and of tables, made from the file that the reports read: mhaprune/reporting/words.yaml."""
+"""The pages of words and of tables, made from the file that the reports read: mhaprune/lab/reporting/words.yaml."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-WORDS = Path(__file__).resolve().parent.parent / "mhaprune" / "reporting" / "words.yaml"
+WORDS = Path(__file__).resolve().parent.parent / "mhaprune" / "lab" / "reporting" / "words.yaml"
 
 
 def glossary() -> str:

@@ -4,31 +4,36 @@ The front door: `mhaprune.run("experiment=ablate")`, `mhaprune.study("task=sort"
 `mhaprune.wrap(your_model, loss, score=batches)`, `mhaprune.MultiHeadAttention`.
 """
 
+import sys
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from mhaprune.moved import Moved
+
 if TYPE_CHECKING:
+    from mhaprune.api.budget import Budget
+    from mhaprune.api.exporting import export
+    from mhaprune.api.saved import load, save
+    from mhaprune.api.wrap import Heads, wrap
     from mhaprune.attention.layer import MultiHeadAttention
-    from mhaprune.front.budget import Budget
-    from mhaprune.front.exporting import export
-    from mhaprune.front.heads import Heads, wrap
-    from mhaprune.front.python import run, study
-    from mhaprune.front.saved import load, save
     from mhaprune.heads import HeadMask
-    from mhaprune.wrapping.blocks import AttentionBlock, Rows
+    from mhaprune.hooks.blocks import AttentionBlock, Rows
+    from mhaprune.lab.cli.python import run, study
+
+sys.meta_path.insert(0, Moved())  # before the finder of files, which would find another copy
 
 _HOME = {
-    "run": "front.python",
-    "study": "front.python",
-    "load": "front.saved",
-    "save": "front.saved",
-    "export": "front.exporting",
-    "wrap": "front.heads",
-    "Heads": "front.heads",
-    "AttentionBlock": "wrapping.blocks",
-    "Budget": "front.budget",
-    "Rows": "wrapping.blocks",
+    "run": "lab.cli.python",
+    "study": "lab.cli.python",
+    "load": "api.saved",
+    "save": "api.saved",
+    "export": "api.exporting",
+    "wrap": "api.wrap",
+    "Heads": "api.wrap",
+    "AttentionBlock": "hooks.blocks",
+    "Budget": "api.budget",
+    "Rows": "hooks.blocks",
     "MultiHeadAttention": "attention.layer",
     "HeadMask": "heads",
 }
@@ -44,7 +49,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """Import a name on its first use, so that the command line answers `--help` and typing errors without torch."""
     if name == "losses":
-        return import_module("mhaprune.wrapping.losses")
+        return import_module("mhaprune.losses")
     if name == "__version__":
         return version("mhaprune")
     if name not in _HOME:

@@ -2,7 +2,7 @@
 
 import sys
 
-from mhaprune.front.command_line import main
+from mhaprune.lab.cli.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,9 +13,9 @@ from mhaprune.heads import HeadGrid
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.storage.cache import Remember, no_memory
-from mhaprune.wrapping.descent import Descent
-from mhaprune.wrapping.training import FINE_TUNING
-from mhaprune.wrapping.understand import ModelWithData
+from mhaprune.training.fine_tuning import FINE_TUNING
+from mhaprune.training.loop import Descent
+from mhaprune.wrapping.build import ModelWithData
 
 Made = TypeVar("Made")
 
@@ -70,7 +70,7 @@ class Study:
     """The symbols of the user's own source sequence; None without one."""
     known: Known | None = None
     """The heads whose work is known; None for a model that names none."""
-    _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, model: ModelWithData, remember: Remember = no_memory) -> Study:
@@ -79,10 +79,10 @@ class Study:
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return the result of `make()`. It is computed once per key and shared by all models of the run."""
-        if key not in self._known:
-            self._known[key] = make()
-        known: Made = self._known[key]
-        return known
+        if key not in self._memo:
+            self._memo[key] = make()
+        made: Made = self._memo[key]
+        return made
 
     @property
     def training_table(self) -> dict[str, pd.DataFrame]:

@@ -50,7 +50,7 @@ CHOOSE_MOST = f"{CHOOSE_DROP}_most"
 CHOOSE_EXAMPLES = "choose_examples"
 """The column of the number of examples of the choose split."""
 SURE = "heads_removed_sure"
-"""The column with the number of heads that can be removed at 95 % confidence: see `mhaprune.experiments.tolerance`."""
+"""The column with the number of heads that can be removed at 95 % confidence, see `lab.experiments.tolerance`."""
 LOSS_RISE = "loss_rise"
 """The column of the mean rise of the loss with heads closed, in nats."""
 ENDS = ("", "_low", "_high")

@@ -27,14 +27,14 @@ from transformers import BertConfig, BertModel
 import mhaprune
 from benches.sides import Pair, timed
 from mhaprune import losses
+from mhaprune.api.wrap import Heads
 from mhaprune.data import Data, Splits
-from mhaprune.front.heads import Heads
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure, measure_masks, measure_removed
 from mhaprune.measure.times import COPIES, taking_turns
 from mhaprune.subject import Subject
-from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.understand import with_dense
+from mhaprune.subjects.batches import Batches
+from mhaprune.wrapping.build import with_dense
 
 SMALL = {"hidden_size": 48, "intermediate_size": 48}
 

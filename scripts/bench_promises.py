@@ -18,7 +18,7 @@ from torch import Tensor
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.front.heads import Heads
+from mhaprune.api.wrap import Heads
 from rivals import in_folder
 
 SPEEDS = (1.1, 1.25, 1.4, 1.6, 2.0)

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.wrapping.windows import streaming_cache
+from mhaprune.hooks.windows import streaming_cache
 
 ROUNDS, WARMUP = 24, 3
 

@@ -19,7 +19,7 @@ import torch
 
 import mhaprune
 from bench_scale import QWEN, WIDTHS, loss
-from mhaprune.front.heads import Heads
+from mhaprune.api.wrap import Heads
 from mhaprune.settings.refusals import one_line
 
 BATCHES = 4

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mhaprune.runs.collecting import collect
-from mhaprune.runs.jobs import watch
-from mhaprune.settings.figures import FigureSettings
+from mhaprune.lab.reporting.figure_settings import FigureSettings
+from mhaprune.lab.runs.collecting import collect
+from mhaprune.lab.runs.jobs import watch
 from mhaprune.settings.options import construct
 from mhaprune.settings.refusals import one_line, show_all, visible
 

@@ -38,7 +38,7 @@ from tqdm import tqdm
 
 import mhaprune
 from families_report import Row, summary, write
-from mhaprune.front.heads import Heads
+from mhaprune.api.wrap import Heads
 from mhaprune.heads import HeadId
 from mhaprune.measure.outcomes import ProofFailed
 from mhaprune.settings.options import did_you_mean

@@ -22,7 +22,7 @@ import yaml
 from numpy.typing import ArrayLike
 
 from mhaprune.interrupts import interruptible_once
-from mhaprune.reporting.plots import number
+from mhaprune.lab.reporting.plots import number
 from mhaprune.settings.options import construct
 from mhaprune.settings.plugins import results_folder
 from mhaprune.settings.ranges import Checked

@@ -23,10 +23,10 @@ import torch
 from mhaprune_models.smollm2 import language_model
 from torch import Tensor
 
-from mhaprune.front.heads import Heads
+from mhaprune.api.wrap import Heads
 from mhaprune.recoveries.refitting import refit, show
 from mhaprune.storage.store import write_bytes
-from mhaprune.wrapping.wrapped import WrappedModel
+from mhaprune.wrapping.wrapped_model import WrappedModel
 from rivals import in_folder
 from streaming import RECENT, SINK, TASKS, Texts, judged, with_rises, without, wrapped
 

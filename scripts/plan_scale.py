@@ -21,10 +21,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import mhaprune
+from mhaprune.hooks.eval_mode import at_rest
+from mhaprune.hooks.pytree import tensors_in
+from mhaprune.hooks.replay import Replay, recorders
 from mhaprune.recoveries.refitting import refit, show
-from mhaprune.wrapping.at_rest import at_rest
-from mhaprune.wrapping.replay import Replay, recorders
-from mhaprune.wrapping.tensors import tensors_in
 
 LARGE: dict[str, Any] = {
     "hidden_size": 4096,

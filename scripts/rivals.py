@@ -26,21 +26,21 @@ from torch import Tensor, nn
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.front.heads import Heads
-from mhaprune.front.promise import mask_in_time
+from mhaprune.api.promise import mask_in_time
+from mhaprune.api.wrap import Heads
 from mhaprune.heads import HeadMask
+from mhaprune.hooks.blocks import weight_of
+from mhaprune.hooks.eval_mode import at_rest
 from mhaprune.interrupts import interruptible
+from mhaprune.lab.reporting import plots
+from mhaprune.lab.reporting.plots import Plot
 from mhaprune.measure.outcomes import measure
 from mhaprune.measure.times import clock_for, in_turn, speed_columns
 from mhaprune.progress import shown
-from mhaprune.reporting import plots
-from mhaprune.reporting.plots import Plot
 from mhaprune.statistics.intervals import mean_interval
 from mhaprune.storage.store import make_folder, write_bytes
-from mhaprune.wrapping.at_rest import at_rest
-from mhaprune.wrapping.blocks import weight_of
-from mhaprune.wrapping.removal import copied
-from mhaprune.wrapping.wrapped import WrappedModel
+from mhaprune.surgery.removal import copied
+from mhaprune.wrapping.wrapped_model import WrappedModel
 
 SPEEDS = (1.2, 1.5, 2.0)
 BOTH = ("head", "neuron")

@@ -30,14 +30,14 @@ from torch import Tensor
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.front.heads import Heads
+from mhaprune.api.wrap import Heads
+from mhaprune.lab.reporting import plots
+from mhaprune.lab.reporting.plots import Plot
 from mhaprune.measure.outcomes import all_open, measure
-from mhaprune.reporting import plots
-from mhaprune.reporting.plots import Plot
 from mhaprune.statistics.intervals import mean_interval
 from mhaprune.storage.store import write_bytes
-from mhaprune.wrapping.batches import IGNORED, Batches
-from mhaprune.wrapping.wrapped import WrappedModel
+from mhaprune.subjects.batches import IGNORED, Batches
+from mhaprune.wrapping.wrapped_model import WrappedModel
 from rivals import in_folder
 
 SINK, RECENT, WIDE = 4, 16, 252

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-import mhaprune.runs.collecting
+import mhaprune.lab.runs.collecting
 from mhaprune import progress
 from mhaprune.data import Examples, Splits
-from mhaprune.experiments import results
 from mhaprune.heads import HeadMask
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.lab.experiments import results
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.runs.run_folder import RunFolder, read_status
 from mhaprune.storage.locks import locked
-from mhaprune.storage.store import RunFolder, read_status
 from support import ROOT
 from support.composing import run_of
 from support.figures import Drawing, drawing
@@ -40,11 +40,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def figures_where_they_are_wanted() -> Iterator[None]:
-    of_run, of_runs = results.figures_of, mhaprune.runs.collecting.draw
+    of_run, of_runs = results.figures_of, mhaprune.lab.runs.collecting.draw
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(results, "figures_of", lambda *given: of_run(*given) if Drawing.wanted else [])
         patch.setattr(
-            mhaprune.runs.collecting,
+            mhaprune.lab.runs.collecting,
             "draw",
             lambda *given: of_runs(*given) if Drawing.wanted or Drawing.collected else iter(()),
         )

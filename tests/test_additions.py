@@ -13,18 +13,18 @@ import pytest
 import yaml
 
 from mhaprune import losses
-from mhaprune.experiments.base import Experiment
-from mhaprune.front.command_line import described
-from mhaprune.front.heads import wrap
+from mhaprune.api.wrap import wrap
+from mhaprune.lab.cli.command_line import described
+from mhaprune.lab.experiments.base import Experiment
+from mhaprune.lab.runs.run import build
+from mhaprune.lab.runs.run_folder import RunFolder, read_status
+from mhaprune.lab.sources.trained import TrainedSource
 from mhaprune.recoveries.base import Recovery
-from mhaprune.runs.run import build
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError, option
-from mhaprune.sources.trained import TrainedSource
-from mhaprune.storage.store import RunFolder, read_status
 from support import ROOT
 from support.classifier import batches, classifier
 from support.composing import compose
@@ -38,7 +38,7 @@ MODULES = {
     "double": '''
 from dataclasses import dataclass
 
-from mhaprune.tasks.base import SequenceTask
+from mhaprune.lab.tasks.base import SequenceTask
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ from typing import ClassVar
 import pandas as pd
 from matplotlib.figure import Figure
 
-from mhaprune.experiments.base import Experiment, Findings
-from mhaprune.reporting.plots import Figures, Plot
+from mhaprune.lab.experiments.base import Experiment, Findings
+from mhaprune.lab.reporting.plots import Figures, Plot
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.tables import Tables
 
@@ -256,7 +256,7 @@ def test_what_is_not_listed_is_refused_and_not_imported(conf: Path) -> None:
 
 STUDY = '''
 from dataclasses import dataclass
-from mhaprune.experiments.ablate import Ablate
+from mhaprune.lab.experiments.ablate import Ablate
 
 @dataclass(frozen=True)
 class More(Ablate):

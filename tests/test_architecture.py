@@ -13,20 +13,22 @@ from typing import Any
 import pytest
 import yaml
 
-from mhaprune.experiments.base import Experiment
+from mhaprune.lab.experiments.base import Experiment
+from mhaprune.lab.tasks.base import Task
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings import options
 from mhaprune.settings.options import option_name
-from mhaprune.tasks.base import Task
 from support import ROOT
 
-HOUSE = """
-    settings interrupts progress heads data tables statistics storage subject tasks measure attention wrapping
-    model scorers schedules inputs recoveries pruning reporting sources experiments runs front __main__
+CORE = """
+    moved settings progress interrupts heads data tables statistics storage subject measure attention hooks surgery
+    saving discovery subjects losses proofs wrapping training scorers schedules inputs recoveries pruning api
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
-"""The rooms. Each imports only from those before it."""
+LAB = [f"lab.{name}" for name in ("tasks", "reporting", "model", "sources", "experiments", "runs", "cli")]
+HOUSE = [*CORE, "lab", *LAB, "__main__"]
+"""The rooms. Each imports only from those before it, so that the core never imports the lab."""
 PACKAGE = ROOT / "mhaprune"
 BASES = {"task": Task, "scorer": Scorer, "schedule": Schedule, "recovery": Recovery, "experiment": Experiment}
 """What the options of a group are."""
@@ -62,7 +64,8 @@ def own_imports(module: str) -> set[str]:
 
 
 def room(module: str) -> str:
-    return module.split(".")[1]
+    parts = module.split(".")
+    return ".".join(parts[1:3]) if parts[1] == "lab" else parts[1]
 
 
 def settings_of(path: Path) -> dict[str, Any]:
@@ -101,6 +104,12 @@ def test_the_house_has_no_other_rooms() -> None:
     assert len(HOUSE) == len(set(HOUSE))
 
 
+def test_the_readme_has_a_line_for_each_room() -> None:
+    rows = [line for line in (PACKAGE / "README.md").read_text().splitlines() if line.startswith("| `")]
+    names = [name for row in rows for name in re.findall(r"`([\w/.]+)`", row.split("|")[1])]
+    assert [name.removesuffix(".py").strip("/").replace("/", ".") for name in names] == [*CORE[1:], *LAB]
+
+
 def test_only_the_command_line_knows_hydra_and_below_it_nobody_sees_a_cfg() -> None:
     for path in MODULES.values():
         knows = {module.split(".")[0] for module in imports(path)} & {"hydra", "omegaconf"}
@@ -115,7 +124,7 @@ def test_scorers_and_schedules_see_a_model_through_the_protocol_only() -> None:
         new = {other for module in new for other in own_imports(module)} - seen
         seen |= new
     assert "mhaprune.subject" in seen
-    assert not seen & {"mhaprune.model.transformer", "mhaprune.model.training"}
+    assert not seen & {"mhaprune.lab.model.seq2seq", "mhaprune.lab.model.training"}
 
 
 @pytest.mark.parametrize("path", PLUG_INS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -123,7 +132,7 @@ def test_a_plug_in_is_one_file_and_one_yaml_of_one_name(path: Path) -> None:
     """The file of a long experiment stands in a folder of the same name, beside its report."""
     module, settings, file = PLUG_INS[path], settings_of(path), TOGETHER.get(path.stem, path.stem)
     folder = module.removesuffix(f".{file}").removesuffix(f".{file}")
-    assert folder == {"recovery": "mhaprune.recoveries"}.get(path.parent.name, f"mhaprune.{path.parent.name}s")
+    assert folder == BASES[path.parent.name].__module__.removesuffix(".base")
     cls = getattr(importlib.import_module(module), settings["_target_"].rpartition(".")[2])
     assert dataclasses.is_dataclass(cls)
     assert issubclass(cls, BASES[path.parent.name])
@@ -214,15 +223,17 @@ def test_a_docstring_begins_with_a_verb_or_a_noun(module: str) -> None:
     assert not {name: doc.split("\n")[0] for name, doc in docs.items() if NOUN_CLAUSE.match(doc)}
 
 
-BUDGET = {"mhaprune": 25_600, "tests": 22_900}
-"""The most lines of Python in a folder, with 2 % of air, so that an addition is possible. Raising a number needs a
+BUDGET = {"core": 15_550, "lab": 10_300, "tests": 22_900}
+"""The most lines of Python in each part, with 2 % of air, so that an addition is possible. Raising a number needs a
 reason: what comes in pays with what goes out."""
 LONGEST_FILE = 450
 """The most lines of a file."""
 
 
-@pytest.mark.parametrize("folder", BUDGET)
-def test_the_house_stays_small(folder: str) -> None:
-    sizes = {path: len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py")}
+@pytest.mark.parametrize("part", BUDGET)
+def test_the_house_stays_small(part: str) -> None:
+    lab, tests = set((PACKAGE / "lab").rglob("*.py")), set((ROOT / "tests").rglob("*.py"))
+    paths = {"core": {*PACKAGE.rglob("*.py")} - lab, "lab": lab, "tests": tests}[part]
+    sizes = {path: len(path.read_text().splitlines()) for path in paths}
     assert not {str(path.relative_to(ROOT)): size for path, size in sizes.items() if size > LONGEST_FILE}
-    assert sum(sizes.values()) <= BUDGET[folder]
+    assert sum(sizes.values()) <= BUDGET[part]

@@ -12,13 +12,13 @@ import hydra
 import pytest
 
 import mhaprune
-from mhaprune.front.command_line import described, main
-from mhaprune.runs.run import build
+from mhaprune.lab.cli.command_line import described, main
+from mhaprune.lab.runs.run import build
+from mhaprune.lab.runs.run_folder import read_status
 from mhaprune.settings.options import ConfigError
 from mhaprune.settings.plugins import conf_folder
 from mhaprune.settings.refusals import one_line
 from mhaprune.storage.locks import locked
-from mhaprune.storage.store import read_status
 from support import ROOT
 from support.commands import run_here
 from support.composing import compose
@@ -108,7 +108,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_training(*arguments: object, **named: object) -> None:
         raise AssertionError("a model was trained")
 
-    monkeypatch.setattr("mhaprune.model.training.Training.__call__", no_training)
+    monkeypatch.setattr("mhaprune.lab.model.training.Training.__call__", no_training)
 
 
 @pytest.mark.usefixtures("untrained")
@@ -265,7 +265,7 @@ def test_help_and_typing_errors_need_no_torch(tmp_path: Path) -> None:
     """They answer at once: torch, pandas and matplotlib take seconds to import."""
     code = (
         "import sys\nfor name in ('torch', 'pandas', 'matplotlib'): sys.modules[name] = None\n"
-        "from mhaprune.front.command_line import main\nsys.exit(main())"
+        "from mhaprune.lab.cli.command_line import main\nsys.exit(main())"
     )
     sweep = ["-m", "model.num_heads=1,2", "--help"]
     asked = ((sweep, "experiment=ablate  "), (["sped=1"], "did you mean seed?"), (["--version"], "mhaprune 0."))

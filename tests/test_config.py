@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import yaml
 
-from mhaprune.experiments.ablate import Ablate
-from mhaprune.runs.run import build, is_pretrained
+from mhaprune.lab.experiments.ablate import Ablate
+from mhaprune.lab.runs.run import build, is_pretrained
+from mhaprune.lab.runs.run_folder import RunFolder, read_status
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.settings.options import ConfigError, describe
-from mhaprune.storage.store import RunFolder, read_status
-from mhaprune.tasks.sort import Sort
 from support import ROOT
 from support.composing import compose
 from support.sizes import SEVERAL, TINY, chosen, options, small

@@ -11,13 +11,13 @@ import torch
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import Splits
 from mhaprune.heads import HeadMask
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.training import Training
+from mhaprune.lab.runs.run import build
+from mhaprune.lab.runs.run_folder import RunFolder
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import gate_gradients, measure, measure_masks
-from mhaprune.model.training import Training
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.pruned import proofs
-from mhaprune.runs.run import build
-from mhaprune.storage.store import RunFolder
-from mhaprune.tasks.sort import Sort
 from support.composing import compose, every
 from support.models import gated_model
 from support.sizes import TINY, chosen, options

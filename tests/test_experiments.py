@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from mhaprune.runs.run import build
-from mhaprune.storage.store import RunFolder
+from mhaprune.lab.runs.run import build
+from mhaprune.lab.runs.run_folder import RunFolder
 from support.composing import compose
 
 

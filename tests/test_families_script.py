@@ -17,7 +17,7 @@ import mhaprune
 import read_folders
 import tiny_models
 from families_report import Row
-from mhaprune.front.heads import Heads
+from mhaprune.api.wrap import Heads
 from support import ROOT
 from support.commands import run_here, run_script
 

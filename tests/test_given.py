@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mhaprune.front.given import MOST_BYTES, mask_of
+from mhaprune.api.parsing import MOST_BYTES, mask_of
 from mhaprune.heads import BlockId, HeadGrid
 
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import mhaprune
-from mhaprune.front.command_line import main
-from mhaprune.runs.collecting import collect
-from mhaprune.sources.texts import read_rows
+from mhaprune.lab.cli.command_line import main
+from mhaprune.lab.runs.collecting import collect
+from mhaprune.lab.sources.texts import read_rows
 from mhaprune.storage.cache import Cache
 from mhaprune.storage.seals import sealed
 from support.commands import run_here

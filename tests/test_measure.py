@@ -16,20 +16,19 @@ import torch.nn.functional as F
 import mhaprune
 from mhaprune import losses
 from mhaprune.data import BOS, PAD, Examples, Splits
-from mhaprune.measure.columns import (
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.answers import edits, symbol_errors
+from mhaprune.lab.tasks.sort import Sort
+from mhaprune.losses import LossAndQuality
+from mhaprune.measure.accuracy import (
     accuracy_columns,
     calibration_columns,
     calibration_error,
     choose_columns,
-    edits,
-    symbol_errors,
 )
 from mhaprune.measure.outcomes import greedy_disagreements, mean_outputs, measure, relative_difference
 from mhaprune.measure.times import COPIES, copies, device_name, in_turn, ratios
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval
-from mhaprune.tasks.sort import Sort
-from mhaprune.wrapping.losses import LossAndQuality
 from support.classifier import batches, classifier
 from support.models import gated_model
 

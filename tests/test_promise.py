@@ -10,11 +10,11 @@ import torch
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.front import promise
-from mhaprune.front.heads import Heads
-from mhaprune.front.promise import SHARES
+from mhaprune.api import promise
+from mhaprune.api.promise import SHARES
+from mhaprune.api.wrap import Heads
 from mhaprune.heads import HeadMask
-from mhaprune.measure.columns import choose_columns
+from mhaprune.measure.accuracy import choose_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.pruning.plans import Plan
 from mhaprune.tables import CHOOSE_DROP, CHOOSE_MOST

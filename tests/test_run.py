@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.front.command_line import main
-from mhaprune.model.training import Training
-from mhaprune.runs.jobs import Sweep
-from mhaprune.runs.run import build
-from mhaprune.storage.store import RunFolder, fingerprint, read_status
+from mhaprune.lab.cli.command_line import main
+from mhaprune.lab.model.training import Training
+from mhaprune.lab.runs.jobs import Sweep
+from mhaprune.lab.runs.run import build
+from mhaprune.lab.runs.run_folder import RunFolder, read_status
+from mhaprune.storage.store import fingerprint
 from support import ROOT
 from support.commands import run_here, run_script
 from support.composing import compose, tables_in
@@ -130,7 +131,7 @@ def test_what_computes_a_model_is_part_of_what_tells_it_apart(tmp_path: Path, mo
         made.append(recipe)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mhaprune.sources.trained.Cache.get", get)
+    monkeypatch.setattr("mhaprune.lab.sources.trained.Cache.get", get)
     names = []
     for threads, torch_version in ((1, "2.9"), (2, "2.9"), (1, "3.0")):
         monkeypatch.setattr(torch, "__version__", torch_version)
@@ -173,7 +174,7 @@ def test_the_same_recipe_is_trained_once(tmp_path: Path, steps: list[int]) -> No
 
 def test_the_three_splits_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores do not change with the report split's contents, nor numbers reported with the score split's."""
-    from mhaprune.tasks.sort import Sort
+    from mhaprune.lab.tasks.sort import Sort
 
     plain = run(tmp_path / "plain", f"cache={tmp_path / 'cache'}", *QUICK)
     splits = Sort.splits
@@ -303,7 +304,7 @@ def test_what_was_computed_for_other_weights_is_not_taken(tmp_path: Path, monkey
     """The same recipe may end in other bits on another machine."""
     made = []
     for weights in ("here", "here", "elsewhere"):
-        monkeypatch.setattr("mhaprune.sources.trained.weights_digest", lambda model, weights=weights: weights)
+        monkeypatch.setattr("mhaprune.lab.sources.trained.weights_digest", lambda model, weights=weights: weights)
         study = build(compose(*TINY, *TINY_SEQUENCES, f"cache={tmp_path}")).study()
         study.remember("oracle", {}, lambda state, save, weights=weights: made.append(weights) or {"x": 1})
     assert made == ["here", "elsewhere"]

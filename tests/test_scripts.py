@@ -15,7 +15,7 @@ import bench
 import findings
 import sentiment
 from benches import answers, masks, refit
-from mhaprune.model.network import Transformer
+from mhaprune.lab.model.config import Transformer
 from support import ROOT
 from support.commands import run_here
 from support.sizes import TINY, TINY_SEQUENCES
@@ -320,7 +320,7 @@ def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.slow
 def test_two_steps_make_a_classifier_that_a_study_reads(tmp_path: Path) -> None:
     needs_minilm()
-    from mhaprune.sources.hf import Hf
+    from mhaprune.lab.sources.hf import Hf
 
     (tmp_path / "archive").write_bytes(snippets())
     place = tmp_path / "made"

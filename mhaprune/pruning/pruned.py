@@ -9,7 +9,7 @@ import pandas as pd
 
 from mhaprune.data import Data, Splits
 from mhaprune.heads import HeadMask
-from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
+from mhaprune.measure.accuracy import accuracy_columns, choose_columns, size_columns
 from mhaprune.measure.outcomes import (
     MAX_DIFFERENCE,
     ProofFailed,

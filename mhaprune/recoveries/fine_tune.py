@@ -11,7 +11,7 @@ import torch
 from mhaprune.inputs import Study
 from mhaprune.recoveries.base import Pruned, Recovery, State, pruned_digest
 from mhaprune.settings.ranges import Ge, Gt, Within
-from mhaprune.wrapping.descent import Descent
+from mhaprune.training.loop import Descent
 
 
 @dataclass(frozen=True)

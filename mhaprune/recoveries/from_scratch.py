@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 import torch
@@ -15,9 +15,6 @@ from mhaprune.inputs import Study
 from mhaprune.recoveries.base import Recovery, State
 from mhaprune.settings.ranges import Ge, Within
 from mhaprune.storage.cache import weights_digest
-
-if TYPE_CHECKING:
-    from mhaprune.model.transformer import Seq2Seq
 
 
 @dataclass(frozen=True)
@@ -41,15 +38,16 @@ class FromScratch(Recovery):
     def why_only_ours(self) -> str:
         return "trains as the model was trained"
 
-    def starts_from(self, study: Study, pruned: Seq2Seq) -> Any:
+    def starts_from(self, study: Study, pruned: Any) -> Any:
         taught_by = [weights_digest(study.subject.module)] if self.distillation else []
         return [list(pruned.grid.sizes), study.extra_steps, *taught_by]
 
     def __call__(
-        self, study: Study, pruned: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
-    ) -> tuple[Seq2Seq, pd.DataFrame]:
+        self, study: Study, pruned: Any, draw: int, state: State | None, save: Callable[[State], None]
+    ) -> tuple[Any, pd.DataFrame]:
         sizes = zip(pruned.grid.blocks, pruned.grid.sizes, strict=True)
-        grid = HeadGrid(pruned.grid.blocks, tuple(HeadId(*block, n) for block, size in sizes for n in range(size)))
+        left = (HeadId(block.site, block.layer, n) for block, size in sizes for n in range(size))
+        grid = HeadGrid(pruned.grid.blocks, tuple(left))
         # Far from the seeds that people give to runs: the dense model itself should be no draw.
         seed = 1_000_003 * (study.seed + 1) + draw
         torch.manual_seed(seed)

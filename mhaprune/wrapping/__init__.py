@@ -1,1 +1,1 @@
-"""Any model as a subject: find its heads, gate them, read their outputs, and remove them."""
+"""Make a model of a user a subject: find, prove, wrap."""

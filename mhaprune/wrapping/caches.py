@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhaprune.wrapping.at_rest import at_rest
-from mhaprune.wrapping.blocks import Block
+from mhaprune.hooks.blocks import Block
+from mhaprune.hooks.eval_mode import at_rest
 
 
 @dataclass(frozen=True)

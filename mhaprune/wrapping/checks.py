@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from mhaprune.hooks.blocks import Unsupported
+from mhaprune.hooks.eval_mode import at_rest
+from mhaprune.hooks.pytree import tensors_in
 from mhaprune.measure.outcomes import Diverged, apart, check_weights_finite, weight_sums
-from mhaprune.wrapping.at_rest import at_rest
-from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.blocks import Unsupported
-from mhaprune.wrapping.tensors import tensors_in
-from mhaprune.wrapping.wrapped import WrappedModel
+from mhaprune.subjects.batches import Batches
+from mhaprune.wrapping.wrapped_model import WrappedModel
 
 
 def check_call(model: nn.Module, batch: Batches, run: Callable[[nn.Module, Any], Any]) -> None:

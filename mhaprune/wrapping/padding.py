@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.heads import BlockId
-from mhaprune.wrapping.batches import LABELS, MASK, Batches
-from mhaprune.wrapping.blocks import Block, shared_words
-from mhaprune.wrapping.gated import GatedModel
-from mhaprune.wrapping.tensors import tensors_in
+from mhaprune.hooks.blocks import Block, shared_words
+from mhaprune.hooks.pytree import tensors_in
+from mhaprune.subjects.batches import LABELS, MASK, Batches
+from mhaprune.subjects.gated_model import GatedModel
 
 SAME = 1e-5
 """The largest change of a row, as a share of the largest number, that may be rounding."""

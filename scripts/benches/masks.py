@@ -13,13 +13,13 @@ from benches.sides import DEFAULT, VOCABULARY_SIZE, Pair
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
+from mhaprune.lab.model.config import Transformer
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import measure, measure_masks
-from mhaprune.model.network import Transformer
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.base import Evidence
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.subject import Subject
-from mhaprune.tasks.sort import Sort
 
 
 def ablation() -> list[Pair]:

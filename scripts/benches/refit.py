@@ -9,11 +9,11 @@ import torch
 from benches.sides import DEFAULT, VOCABULARY_SIZE, Pair
 from mhaprune.attention.gates import Softmax
 from mhaprune.heads import HeadMask
-from mhaprune.model.network import Transformer
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.lab.model.config import Transformer
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.recoveries.refitting import correct, ridges, show
 from mhaprune.recoveries.refitting import refit as refit_all
-from mhaprune.tasks.sort import Sort
 
 
 def refit(config: Transformer = DEFAULT, num_examples: int = 1024) -> list[Pair]:

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from benches.sides import VOCABULARY_SIZE, Pair
 from mhaprune.attention.gates import Softmax
+from mhaprune.lab.model.config import Transformer
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import measure
-from mhaprune.model.network import Transformer
-from mhaprune.model.transformer import Seq2Seq
-from mhaprune.tasks.sort import Sort
 
 
 def shapley() -> list[Pair]:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from mhaprune.data import Examples
+from mhaprune.lab.model.config import Transformer
 from mhaprune.measure.times import in_turn, ratios
-from mhaprune.model.network import Transformer
 
 VOCABULARY_SIZE = 13
 DEFAULT = Transformer()

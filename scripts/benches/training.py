@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from benches.sides import VOCABULARY_SIZE, Pair, random_examples
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import PAD, Examples, shift_right
-from mhaprune.front.command_line import described
-from mhaprune.model.network import Transformer, sinusoids
-from mhaprune.model.training import Training
-from mhaprune.model.transformer import Seq2Seq
-from mhaprune.sources.trained import TrainedSource
+from mhaprune.lab.cli.command_line import described
+from mhaprune.lab.model.config import Transformer, sinusoids
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.training import Training
+from mhaprune.lab.sources.trained import TrainedSource
 
 
 def training() -> list[Pair]:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from mhaprune.attention.gates import Softmax
 from mhaprune.attention.layer import MultiHeadAttention, causal_bias, padding_bias
-from mhaprune.model.network import Transformer
-from mhaprune.model.transformer import Seq2Seq
-from mhaprune.tasks.sort import Sort
+from mhaprune.lab.model.config import Transformer
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sort import Sort
 
 B, T, U, D, H = 3, 5, 7, 12, 4
 

@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.experiments.ablate import Ablate, summary_table
 from mhaprune.heads import BlockId, HeadId, HeadMask
 from mhaprune.inputs import Study
+from mhaprune.lab.experiments.ablate import Ablate, summary_table
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.runs.run import build
 from mhaprune.measure.outcomes import measure
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.refit import Refit
-from mhaprune.runs.run import build
 from mhaprune.statistics.intervals import paired_interval
 from support.composing import compose
 from support.sizes import LEARNT, small

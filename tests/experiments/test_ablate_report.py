@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mhaprune.experiments.ablate import Ablate, latency_curves
-from mhaprune.reporting.plots import Plot, draw
-from mhaprune.reporting.shared_figures import agreement
+from mhaprune.lab.experiments.ablate import Ablate, latency_curves
+from mhaprune.lab.reporting.plots import Plot, draw
+from mhaprune.lab.reporting.shared_figures import agreement
 from mhaprune.tables import Tables
 from support.made_tables import all_tables, refitted, said_over_runs, summary, text_of
 

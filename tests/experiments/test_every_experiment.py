@@ -11,19 +11,19 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.experiments.base import Experiment, figures_of, functions_of
-from mhaprune.experiments.results import Results
-from mhaprune.experiments.train import Train
-from mhaprune.reporting.head_map import heads_that_matter, in_small
-from mhaprune.reporting.headline import against_settings
-from mhaprune.reporting.plots import draw, lay_out
-from mhaprune.reporting.sentences import Aside, if_poor
-from mhaprune.reporting.settings import setting
-from mhaprune.reporting.words import words
-from mhaprune.runs.found import read_run
-from mhaprune.runs.run import build
+from mhaprune.lab.experiments.base import Experiment, figures_of, functions_of
+from mhaprune.lab.experiments.results import Results
+from mhaprune.lab.experiments.train import Train
+from mhaprune.lab.reporting.head_map import heads_that_matter, in_small
+from mhaprune.lab.reporting.headline import against_settings
+from mhaprune.lab.reporting.plots import draw, lay_out
+from mhaprune.lab.reporting.sentences import Aside, if_poor
+from mhaprune.lab.reporting.settings import setting
+from mhaprune.lab.reporting.words import words
+from mhaprune.lab.runs.run import build
+from mhaprune.lab.runs.run_folder import RunFolder, read_status
+from mhaprune.lab.runs.run_reader import read_run
 from mhaprune.settings.options import ConfigError
-from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.tables import Tables
 from support.composing import compose, run_of, tables_in
 from support.made_tables import said_over_runs

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mhaprune.experiments.base import figures_of
+from mhaprune.lab.experiments.base import figures_of
 from mhaprune.tables import BEST_OF_SIZE, DENSE, DENSE_AGAIN, HEAD, MOMENTS, NOTHING, REFERENCE
 from support.composing import run_of, tables_in
 from support.figures import check_legible, words_in

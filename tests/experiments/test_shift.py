@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from mhaprune.data import Splits
-from mhaprune.experiments.shift import group_sentence, groups_of, shift_quality, shift_sentences, shift_table
 from mhaprune.heads import HeadMask
+from mhaprune.lab.experiments.shift import group_sentence, groups_of, shift_quality, shift_sentences, shift_table
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.reporting.plots import draw
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import measure
-from mhaprune.model.transformer import Seq2Seq
-from mhaprune.reporting.plots import draw
-from mhaprune.tasks.sort import Sort
-from mhaprune.wrapping.batches import Batches
+from mhaprune.subjects.batches import Batches
 from support.figures import check_legible
 from support.models import gated_model
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.experiments.tolerance import (
+from mhaprune.lab.experiments.tolerance import (
     count_words,
     examples_needed,
     fewest_that_fail,
@@ -18,7 +18,7 @@ from mhaprune.experiments.tolerance import (
     surely,
     surely_words,
 )
-from mhaprune.measure.columns import choose_columns
+from mhaprune.measure.accuracy import choose_columns
 from mhaprune.statistics.intervals import ONE_SIDED, counted_interval, paired_interval
 from mhaprune.subject import AnswerOutcome
 

@@ -11,16 +11,16 @@ import torch
 
 import mhaprune
 from mhaprune.attention.gates import Softmax
-from mhaprune.front.command_line import main
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.inputs import Study
+from mhaprune.lab.cli.command_line import main
+from mhaprune.lab.model.checkpoint import load, restore, to_bytes
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.runs.run import build
+from mhaprune.lab.runs.run_folder import RunFolder
 from mhaprune.measure.outcomes import measure
-from mhaprune.model.checkpoint import load, restore, to_bytes
-from mhaprune.model.transformer import Seq2Seq
-from mhaprune.runs.run import build
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.seals import sealed
-from mhaprune.storage.store import RunFolder
 from support.commands import run_here, run_script
 from support.composing import compose, tables_in
 from support.sizes import LEARNT, chosen, slow, small

@@ -6,9 +6,9 @@ from torch import nn
 
 from mhaprune.attention.gates import Softmax
 from mhaprune.heads import HeadMask
-from mhaprune.model.network import Transformer
-from mhaprune.model.transformer import Seq2Seq
-from mhaprune.wrapping.removal import copied
+from mhaprune.lab.model.config import Transformer
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.surgery.removal import copied
 
 
 @pytest.mark.parametrize("encoder_layers", [0, 2])

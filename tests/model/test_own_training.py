@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import PAD, Examples, Splits
+from mhaprune.lab.model.config import Transformer
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.training import Muon, Training, cross_entropy, head_gates, orthogonal, stacked
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import Diverged
-from mhaprune.model.network import Transformer
-from mhaprune.model.training import Muon, Training, cross_entropy, head_gates, orthogonal, stacked
-from mhaprune.model.transformer import Seq2Seq
-from mhaprune.tasks.sort import Sort
 
 GATE = Softmax(learning_rate=0.05, entropy_weight=0.01)
 EACH = {"warmup_steps": 2, "evaluate_every": 3, "checkpoint_every": 2}

@@ -12,14 +12,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from mhaprune.api.wrap import wrap
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import BOS, EOS, PAD, Examples, Splits, shift_right
-from mhaprune.front.heads import wrap
 from mhaprune.heads import BlockId, HeadMask, Site
+from mhaprune.lab.model.config import AttentionSublayer, FeedForward, Transformer, sinusoids
+from mhaprune.lab.model.decoding import attention_step, decode_greedily
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.measure.outcomes import mean_outputs, measure, measure_masks
-from mhaprune.model.decoding import attention_step, decode_greedily
-from mhaprune.model.network import AttentionSublayer, FeedForward, Transformer, sinusoids
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import resample
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option

@@ -9,14 +9,14 @@ from torch import Tensor
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask
+from mhaprune.lab.model.config import Transformer
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import measure, measure_removed
-from mhaprune.model.network import Transformer
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning import oracle
 from mhaprune.pruning.oracle import find_best
 from mhaprune.storage.cache import Cache
 from mhaprune.subject import AnswerOutcome
-from mhaprune.tasks.sort import Sort
 from support.games import ONE, Game, numbered
 
 Table = dict[tuple[int, ...], float]

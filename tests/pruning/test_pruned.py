@@ -9,9 +9,9 @@ from torch import Tensor
 
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadGrid, HeadMask, Site
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.measure.outcomes import ProofFailed, gate_gradients, measure
 from mhaprune.measure.times import COPIES
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import Plan, Search, choices, plans_of
 from mhaprune.pruning.pruned import EquivalenceCheck, prune, smallest_effect, time_removed
 from mhaprune.schedules.base import Evidence, Schedule

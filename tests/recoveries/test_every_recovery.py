@@ -12,10 +12,10 @@ import torch
 from mhaprune.data import Splits
 from mhaprune.heads import BlockId, HeadMask, Site
 from mhaprune.inputs import Study
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.recoveries.base import HISTORY, Recovery, State, recover
 from mhaprune.storage.store import fingerprint
-from mhaprune.tasks.sort import Sort
 from support.composing import every
 from support.models import gated_model, study_with
 from support.sizes import options

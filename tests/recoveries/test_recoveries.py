@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from mhaprune.data import PAD, Splits
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.inputs import Study
-from mhaprune.model.training import cross_entropy
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.training import cross_entropy
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.recoveries.base import Recovery, recover
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.recoveries.refit import Refit
 from mhaprune.storage.cache import weights_digest
-from mhaprune.tasks.sort import Sort
 from support.models import gated_model, study_with
 
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from mhaprune.data import PAD, Examples, Splits
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.inputs import Study
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import output_difference
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import recover
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refit import Refit
 from mhaprune.recoveries.refitting import ENOUGH, correct, ridges
 from mhaprune.subject import LastMap
-from mhaprune.tasks.sort import Sort
 from support.models import decoded_plainly, gated_model, study_with
 
 RAGGED = ["encoder_self.0.0", "decoder_self.0.1", "decoder_self.0.2", "cross.0.0", *(f"cross.1.{n}" for n in range(3))]

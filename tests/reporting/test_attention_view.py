@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mhaprune.reporting.attention_view import FINEST, MOST_WEIGHTS, view_of
-from mhaprune.reporting.head_map import REMOVED, Verdict
-from mhaprune.reporting.page import FirstScreen, render
+from mhaprune.lab.reporting.attention_view import FINEST, MOST_WEIGHTS, view_of
+from mhaprune.lab.reporting.head_map import REMOVED, Verdict
+from mhaprune.lab.reporting.page import FirstScreen, render
 from support.browser import after, needs_browser
 
 TOKENS = ["<bos>", "</script><b>", "b"]

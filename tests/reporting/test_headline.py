@@ -11,9 +11,9 @@ from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-from mhaprune.reporting.headline import Number, against_settings, means_in_latex, means_in_words, means_table
-from mhaprune.reporting.plots import COLOURS, STYLE, Plot, draw
-from mhaprune.reporting.settings import Setting, for_figures, setting
+from mhaprune.lab.reporting.headline import Number, against_settings, means_in_latex, means_in_words, means_table
+from mhaprune.lab.reporting.plots import COLOURS, STYLE, Plot, draw
+from mhaprune.lab.reporting.settings import Setting, for_figures, setting
 from mhaprune.statistics.intervals import prediction_interval, student_interval
 from support.figures import check_legible
 from support.made_tables import text_of

@@ -16,18 +16,18 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from mhaprune.experiments.ablate import Ablate
 from mhaprune.heads import HeadId
-from mhaprune.reporting import heat_map
-from mhaprune.reporting.heat_map import thinned
-from mhaprune.reporting.page import proof_sentences, render
-from mhaprune.reporting.plots import STYLE, Plot, amount, draw, room_for
-from mhaprune.reporting.sentences import if_poor
-from mhaprune.reporting.training import MOST_NAMED, training_curve
-from mhaprune.runs.run import build, sweep_settings
-from mhaprune.settings.figures import FigureSettings
+from mhaprune.lab.experiments.ablate import Ablate
+from mhaprune.lab.reporting import heat_map
+from mhaprune.lab.reporting.figure_settings import FigureSettings
+from mhaprune.lab.reporting.heat_map import thinned
+from mhaprune.lab.reporting.page import proof_sentences, render
+from mhaprune.lab.reporting.plots import STYLE, Plot, amount, draw, room_for
+from mhaprune.lab.reporting.sentences import if_poor
+from mhaprune.lab.reporting.training_curves import MOST_NAMED, training_curve
+from mhaprune.lab.runs.run import build, sweep_settings
+from mhaprune.lab.runs.run_folder import RunFolder
 from mhaprune.settings.options import ConfigError
-from mhaprune.storage.store import RunFolder
 from mhaprune.tables import by_block
 from support import PACKAGE, ROOT
 from support.browser import after, needs_browser
@@ -39,7 +39,7 @@ from support.sizes import TINY, TINY_SEQUENCES
 
 def test_figures_and_words_need_no_torch(tmp_path: Path) -> None:
     """Only tables: so that many runs can be looked at where there is no torch."""
-    paths = [*(PACKAGE / "reporting").glob("[!_]*.py"), PACKAGE / "tables.py"]
+    paths = [*(PACKAGE / "lab" / "reporting").glob("[!_]*.py"), PACKAGE / "tables.py"]
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
     assert len(modules) > 11
     code = f"import sys; sys.modules['torch'] = None; import {', '.join(modules)}"
@@ -60,7 +60,7 @@ def test_heat_maps_are_read_without_colour() -> None:
 
 def test_a_colour_means_the_same_in_every_figure() -> None:
     """A figure takes its colour map from the list that says what it means."""
-    paths = [*PACKAGE.glob("reporting/*.py"), *PACKAGE.glob("experiments/**/*.py")]
+    paths = [*PACKAGE.glob("lab/reporting/*.py"), *PACKAGE.glob("lab/experiments/**/*.py")]
     for path in paths:
         own = set(re.findall(r"""["'](Blues|Reds|RdBu\w*|PuOr\w*|cividis\w*|\w*viridis\w*)["']""", path.read_text()))
         assert not own or path.stem in ("heat_map", "settings"), (path, own)

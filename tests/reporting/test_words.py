@@ -1,6 +1,6 @@
 """The meanings of words, tables and columns."""
 
-from mhaprune.reporting.words import words
+from mhaprune.lab.reporting.words import words
 
 
 def test_a_column_is_known_with_and_without_an_ending() -> None:

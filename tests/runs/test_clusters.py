@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from mhaprune.lab.runs.run_folder import LOCK, read_status
 from mhaprune.storage.locks import holder
-from mhaprune.storage.store import LOCK, read_status
 from support.real_sweeps import RAY, SLURM, check_same, endless, running, saved, start, tables, until
 
 

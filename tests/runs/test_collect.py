@@ -8,17 +8,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mhaprune.experiments.ablate import Ablate
-from mhaprune.experiments.train import Train
-from mhaprune.reporting.headline import Number
-from mhaprune.reporting.sentences import if_poor
-from mhaprune.runs.collecting import collect, numbers_of, settings_of
-from mhaprune.runs.found import FoundRun
-from mhaprune.runs.jobs import Job, Sweep
-from mhaprune.settings.figures import FigureSettings
+from mhaprune.lab.experiments.ablate import Ablate
+from mhaprune.lab.experiments.train import Train
+from mhaprune.lab.reporting.figure_settings import FigureSettings
+from mhaprune.lab.reporting.headline import Number
+from mhaprune.lab.reporting.sentences import if_poor
+from mhaprune.lab.runs.collecting import collect, numbers_of, settings_of
+from mhaprune.lab.runs.jobs import Job, Sweep
+from mhaprune.lab.runs.run_folder import RunFolder, read_status
+from mhaprune.lab.runs.run_reader import FoundRun
 from mhaprune.settings.options import target
 from mhaprune.storage.seals import checksum
-from mhaprune.storage.store import RunFolder, read_status
 from support.made_tables import pruning_table, summary
 
 FOUND = {"findings": ["9 of 24 heads can go."], "head_map": {"title": "its map", "rows": ["10", " 1"]}}
@@ -161,7 +161,7 @@ def test_runs_of_an_older_or_unknown_kind_are_named_in_a_line_each(tmp_path: Pat
         make_run(tmp_path / name, num_heads=4)
         if experiment is not None:
             change_status(tmp_path / name, experiment=experiment)
-    change_status(tmp_path / "new", experiment="mhaprune.experiments.ablate.study.Ablate")  # its module was renamed
+    change_status(tmp_path / "new", experiment="mhaprune.lab.experiments.ablate.study.Ablate")  # its module was renamed
     old = read_status(tmp_path / "old")
     (tmp_path / "old" / "status.json").write_text(json.dumps({key: old[key] for key in old if key != "experiment"}))
     lines = collect([tmp_path], tmp_path / "out")
@@ -339,7 +339,7 @@ def test_title_command_and_what_is_shared_are_on_both_pages(swept: Path) -> None
 
 
 def test_many_runs_are_said_one_by_one_in_the_index_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mhaprune.runs.collecting.MOST_RUNS", 3)
+    monkeypatch.setattr("mhaprune.lab.runs.collecting.MOST_RUNS", 3)
     for seed in range(4):
         make_run(tmp_path / str(seed), num_heads=2, seed=seed)
     lines = collect([tmp_path], tmp_path / "out")

@@ -12,8 +12,8 @@ import pytest
 from test_collect import change_status, make_run, sealed_again
 
 from collect import main as collect_script
-from mhaprune.runs.collecting import collect
-from mhaprune.storage.store import RunFolder, read_status
+from mhaprune.lab.runs.collecting import collect
+from mhaprune.lab.runs.run_folder import RunFolder, read_status
 from support.made_tables import pruning_table
 
 Damage = Callable[[Path], None]
@@ -144,7 +144,7 @@ def test_runs_that_cannot_be_drawn_together_are_said_all_the_same(
     def draw(figures: Any, tables: dict[str, pd.DataFrame]) -> list[Any]:
         raise ValueError("cannot\ndraw")
 
-    monkeypatch.setattr("mhaprune.runs.collecting.draw", draw)
+    monkeypatch.setattr("mhaprune.lab.runs.collecting.draw", draw)
     said, *lines = collect([three], tmp_path / "out")
     assert said == "Runs of ablate cannot be compared, ValueError: cannot draw."
     assert len(lines) == 3

@@ -14,9 +14,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from mhaprune.runs.jobs import Sweep
+from mhaprune.lab.runs.jobs import Sweep
+from mhaprune.lab.runs.run_folder import read_status
 from mhaprune.storage.locks import holder
-from mhaprune.storage.store import read_status
 from support import ROOT
 from support.real_sweeps import RAY, SLURM, check_same, endless, hear, running, saved, start, tables, until, whole
 from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES, once

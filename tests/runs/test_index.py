@@ -9,14 +9,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mhaprune.experiments.ablate import Ablate
-from mhaprune.reporting.head_map import SmallMap, Verdict, in_small, thumbnail
-from mhaprune.reporting.headline import Number
-from mhaprune.runs.collecting import link_latest
-from mhaprune.runs.found import FoundRun
-from mhaprune.runs.index import index_of
+from mhaprune.lab.experiments.ablate import Ablate
+from mhaprune.lab.reporting.head_map import SmallMap, Verdict, in_small, thumbnail
+from mhaprune.lab.reporting.headline import Number
+from mhaprune.lab.runs.collecting import link_latest
+from mhaprune.lab.runs.index import index_of
+from mhaprune.lab.runs.run_folder import RunFolder
+from mhaprune.lab.runs.run_reader import FoundRun
 from mhaprune.settings.options import target
-from mhaprune.storage.store import RunFolder
 from support.browser import after, needs_browser
 
 HEADS = pd.DataFrame(
@@ -54,8 +54,8 @@ def test_every_run_is_a_row_of_one_file(tmp_path: Path) -> None:
 
 
 def test_the_last_folder_has_a_link_and_all_runs_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mhaprune.runs.collecting.results_folder", lambda: tmp_path)
-    monkeypatch.setattr("mhaprune.runs.collecting.MOST_LISTED", 2)
+    monkeypatch.setattr("mhaprune.lab.runs.collecting.results_folder", lambda: tmp_path)
+    monkeypatch.setattr("mhaprune.lab.runs.collecting.MOST_LISTED", 2)
     places = [
         tmp_path / "runs" / kind / "2026-01-02" / f"0{i}-00" for i, kind in enumerate(["ablate", "prune", "speed"])
     ]
@@ -80,7 +80,7 @@ def test_the_last_folder_has_a_link_and_all_runs_an_index(tmp_path: Path, monkey
 def test_what_others_left_among_the_runs_does_not_stop_the_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mhaprune.runs.collecting.results_folder", lambda: tmp_path)
+    monkeypatch.setattr("mhaprune.lab.runs.collecting.results_folder", lambda: tmp_path)
     odd = tmp_path / "runs" / "train" / "2026-01-02" / os.fsdecode(b"\xff<b>")
     odd.mkdir(parents=True)
     (odd / "status.json").write_text('{"status": "done", "started": "0001-01-01T00:00:00+23:59", "kind": "run"}')
@@ -94,7 +94,7 @@ def test_what_others_left_among_the_runs_does_not_stop_the_index(
 
 
 def test_a_folder_elsewhere_leaves_no_trace_in_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mhaprune.runs.collecting.results_folder", lambda: tmp_path / "results")
+    monkeypatch.setattr("mhaprune.lab.runs.collecting.results_folder", lambda: tmp_path / "results")
     (tmp_path / "results").mkdir()
     link_latest(tmp_path / "elsewhere")
     assert list((tmp_path / "results").iterdir()) == []

@@ -16,11 +16,11 @@ import pandas as pd
 import pytest
 
 from collect import main as collect_main
-from mhaprune.front.command_line import main
-from mhaprune.runs.collecting import collect
-from mhaprune.runs.jobs import LOCK, Job, Sweep, watch
-from mhaprune.runs.launching import JobsFailed
-from mhaprune.settings.sweep import SweepSettings
+from mhaprune.lab.cli.command_line import main
+from mhaprune.lab.runs.collecting import collect
+from mhaprune.lab.runs.jobs import LOCK, Job, Sweep, watch
+from mhaprune.lab.runs.launching import JobsFailed
+from mhaprune.lab.runs.sweep_settings import SweepSettings
 from mhaprune.storage.locks import is_held, locked
 from support.commands import run_here
 from support.made_sweeps import Bench
@@ -28,8 +28,8 @@ from support.made_sweeps import Bench
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr("mhaprune.runs.processes.GRACE", 0.4)
-    monkeypatch.setattr("mhaprune.runs.launching.GRACE", 2.0)
+    monkeypatch.setattr("mhaprune.lab.runs.processes.GRACE", 0.4)
+    monkeypatch.setattr("mhaprune.lab.runs.launching.GRACE", 2.0)
     return Bench(tmp_path)
 
 
@@ -75,7 +75,7 @@ def test_what_has_changed_is_refused_or_done_again(sweep: Bench, monkeypatch: py
     assert sweep.done() == ["seed=0", "seed=1"]
     sweep("seed=0,1", "x=2")
     assert sweep.done() == []
-    monkeypatch.setattr("mhaprune.runs.launching.code_of", lambda modules: {"modules": modules, "digest": "other"})
+    monkeypatch.setattr("mhaprune.lab.runs.launching.code_of", lambda modules: {"modules": modules, "digest": "other"})
     with pytest.raises(ValueError, match=refused):
         sweep("seed=0,1", "x=2")
 
@@ -218,7 +218,7 @@ def hold(lock: Path, seconds: float) -> None:
 
 def test_a_job_ends_soon_after_its_sweep(sweep: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may run on another machine, where no signal of this one comes. It saves first."""
-    monkeypatch.setattr("mhaprune.runs.processes.PAUSE", 0.05)
+    monkeypatch.setattr("mhaprune.lab.runs.processes.PAUSE", 0.05)
 
     def another_owner() -> None:
         try:  # the signal may come as soon as the lock is written
@@ -349,7 +349,7 @@ SEEDS = ("-m", "experiment=train", "training.steps=1", "task.train=50", "model.m
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("mhaprune.runs.from_hydra.results_folder", lambda: tmp_path)
+    monkeypatch.setattr("mhaprune.lab.runs.from_hydra.results_folder", lambda: tmp_path)
     return tmp_path / "sweeps"
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.heads import BlockId, HeadId, HeadMask, Site
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.schedules.base import Evidence, Schedule, Stepwise
 from mhaprune.subject import Subject
 from support.composing import every, known

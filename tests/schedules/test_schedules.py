@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import BlockId, HeadGrid, HeadMask
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.measure.outcomes import measure, output_difference
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import Refits, Search
 from mhaprune.recoveries.refitting import refit, show
 from mhaprune.schedules.base import Evidence, Stepwise

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import BlockId, HeadMask, Site
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.scorers.base import NEEDS_GATES, Budgeted, Scorer, Scores
-from mhaprune.tasks.sort import Sort
 from support.composing import every, known
 from support.models import gated_model
 

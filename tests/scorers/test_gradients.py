@@ -6,8 +6,8 @@ from torch import Tensor
 
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import BlockId
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.measure.outcomes import gate_gradients
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.fisher import Fisher
 from mhaprune.scorers.taylor import Taylor
 from support.models import loss_of_one

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import BlockId, HeadId, HeadMask, Site
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.measure.outcomes import measure
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers import replacing
 from mhaprune.scorers.ablation import Ablation, resample
 from mhaprune.scorers.gate import Gate

@@ -13,7 +13,7 @@ from scipy import stats
 
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.agreement import rank_agreement, spearman, with_reference
 from mhaprune.scorers.base import Scorer, Scores

@@ -6,7 +6,7 @@ import scipy.stats
 import torch
 
 from mhaprune import losses, wrap
-from mhaprune.front.heads import Heads
+from mhaprune.api.wrap import Heads
 from mhaprune.measure.outcomes import all_open, gate_gradients, token_gradients
 from mhaprune.scorers.attribution_patching import AttributionPatching
 from mhaprune.scorers.replacing import corrupted

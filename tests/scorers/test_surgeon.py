@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mhaprune.data import PAD, Splits
 from mhaprune.heads import BlockId, Site
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.scorers.surgeon import Surgeon
 
 TINY = 1e-9

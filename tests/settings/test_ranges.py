@@ -22,9 +22,9 @@ import yaml
 import mhaprune
 import mhaprune_literature
 from mhaprune.data import Vocabulary
-from mhaprune.front.command_line import main
-from mhaprune.front.explained import about, about_fields, explained
-from mhaprune.runs.run import Run, build
+from mhaprune.lab.cli.command_line import main
+from mhaprune.lab.cli.explained import about, about_fields, explained
+from mhaprune.lab.runs.run import Run, build
 from mhaprune.settings.ranges import Checked, Distinct, Ge, Gt, Lt, Within
 from mhaprune.settings.refusals import one_line
 from support import ROOT
@@ -163,7 +163,9 @@ def test_an_unexpected_error_says_where_it_is_and_not_in_which_library() -> None
 
 
 YAMLS = "".join(path.read_text() for path in (ROOT / "conf").glob("*/*.yaml"))
-TARGETS = sorted({"runs.run.Run", "settings.sweep.SweepSettings", *re.findall(r"_target_: mhaprune\.(\S+)", YAMLS)})
+TARGETS = sorted(
+    {"lab.runs.run.Run", "lab.runs.sweep_settings.SweepSettings", *re.findall(r"_target_: mhaprune\.(\S+)", YAMLS)}
+)
 
 
 def uncommented(text: str) -> list[str]:
@@ -214,7 +216,7 @@ def test_a_plug_in_of_the_user_is_explained_with_what_it_inherits(
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_tasks" / "sort.py").write_text(
         "from dataclasses import dataclass\nfrom typing import Annotated\nfrom mhaprune.settings.ranges import Ge\n"
-        "from mhaprune.tasks.sort import Sort\n"
+        "from mhaprune.lab.tasks.sort import Sort\n"
         '@dataclass(frozen=True)\nclass Sort(Sort):\n    """Every symbol twice."""\n'
         '    times: Annotated[int, Ge(2)] = 2\n    """How often."""\n'
     )
@@ -239,7 +241,7 @@ def test_what_is_not_known_stays_as_it_is(text: str) -> None:
 def test_a_line_is_completed_at_once_and_without_torch(line: str, offered: str) -> None:
     code = (
         "import sys, time\nfor name in ('torch', 'pandas', 'matplotlib'): sys.modules[name] = None\n"
-        "from mhaprune.front.command_line import main\nend = main()\n"
+        "from mhaprune.lab.cli.command_line import main\nend = main()\n"
         "print(time.process_time(), file=sys.stderr)\nsys.exit(end)"
     )
     env = {"COMP_LINE": f"python scripts/run.py {line}"}

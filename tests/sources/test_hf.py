@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import mhaprune
-from mhaprune.front.command_line import main
-from mhaprune.runs.run import Run, build
-from mhaprune.sources.hf import Folder
-from mhaprune.storage.store import read_status
+from mhaprune.lab.cli.command_line import main
+from mhaprune.lab.runs.run import Run, build
+from mhaprune.lab.runs.run_folder import read_status
+from mhaprune.lab.sources.hf import Folder
 from support.commands import run_here
 from support.composing import compose
 from support.sizes import slow

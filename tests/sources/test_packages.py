@@ -11,13 +11,13 @@ import pytest
 import yaml
 from mhaprune_minilm.minilm import sentences
 
-from mhaprune.front.command_line import described
-from mhaprune.runs.run import Run
+from mhaprune.lab.cli.command_line import described
+from mhaprune.lab.runs.run import Run
+from mhaprune.lab.sources.pretrained import Pretrained
+from mhaprune.lab.sources.texts import Row, in_splits, read_rows
 from mhaprune.settings import plugins
 from mhaprune.settings.options import option_name
 from mhaprune.settings.plugins import find_class
-from mhaprune.sources.pretrained import Pretrained
-from mhaprune.sources.texts import Row, in_splits, read_rows
 from support import ROOT
 from support.sizes import CONF
 
@@ -37,7 +37,7 @@ def test_every_pretrained_model_is_one_file_and_one_yaml_of_one_name() -> None:
         target = yaml.safe_load(path.read_text())["_target_"]
         made = find_class(Pretrained, target)
         if made is not None:
-            assert target.rpartition(".")[0] == f"mhaprune.sources.{path.stem}"
+            assert target.rpartition(".")[0] == f"mhaprune.lab.sources.{path.stem}"
             assert option_name(made()) == path.stem
             found[path.stem] = made
     classes = {cls for cls in Pretrained.__subclasses__() if cls.__module__.startswith("mhaprune.")}

@@ -12,14 +12,14 @@ import torch
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.experiments.base import Experiment, figures_of
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Known
+from mhaprune.lab.experiments.base import Experiment, figures_of
+from mhaprune.lab.runs.run import Results, Run, build
+from mhaprune.lab.sources.pretrained import Pretrained, PretrainedModel
 from mhaprune.measure.outcomes import measure
-from mhaprune.runs.run import Results, Run, build
 from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError, option
-from mhaprune.sources.pretrained import Pretrained, PretrainedModel
 from support.classifier import batches, classifier
 from support.composing import compose
 from support.sizes import chosen, options, slow
@@ -192,7 +192,7 @@ def test_other_weights_are_another_run_and_take_nothing_from_the_cache(cache: Pa
 
 
 def test_heads_that_cannot_be_removed_are_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mhaprune.sources import pretrained
+    from mhaprune.lab.sources import pretrained
 
     understand = pretrained.understand
 

@@ -9,12 +9,13 @@ import pytest
 
 import collect
 import mhaprune
-from mhaprune.front.command_line import main
-from mhaprune.model.checkpoint import load
-from mhaprune.runs.jobs import Sweep
+from mhaprune.lab.cli.command_line import main
+from mhaprune.lab.model.checkpoint import load
+from mhaprune.lab.runs.jobs import Sweep
+from mhaprune.lab.runs.run_folder import read_status
 from mhaprune.storage.cache import Cache
 from mhaprune.storage.locks import is_held, locked
-from mhaprune.storage.store import read_status, write_bytes
+from mhaprune.storage.store import write_bytes
 from support.commands import run_here
 from support.sizes import TINY, TINY_SEQUENCES
 

@@ -18,12 +18,13 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.sources.trained import COMPUTES
+from mhaprune.lab.runs.run_folder import RunFolder, read_status
+from mhaprune.lab.sources.trained import COMPUTES
 from mhaprune.storage import cache, locks
 from mhaprune.storage.cache import Cache, code_digests
 from mhaprune.storage.locks import is_held, locked
 from mhaprune.storage.seals import Damaged, opened, sealed
-from mhaprune.storage.store import RunFolder, as_csv, read_status, read_table, write_bytes
+from mhaprune.storage.store import as_csv, read_table, write_bytes
 from support.damage import flipped
 
 
@@ -230,12 +231,12 @@ def test_the_digest_is_that_of_the_code_that_runs(tmp_path: Path, monkeypatch: p
     ("edited", "matters"),
     [
         ("mhaprune.attention.layer", True),
-        ("mhaprune.model.network", True),
-        ("mhaprune.wrapping.descent", True),
-        ("mhaprune.wrapping.model_card", False),
-        ("mhaprune.wrapping.transformers_folder", False),
-        ("mhaprune.wrapping.proofs", False),
-        ("mhaprune.reporting.page", False),
+        ("mhaprune.lab.model.config", True),
+        ("mhaprune.training.loop", True),
+        ("mhaprune.saving.model_card", False),
+        ("mhaprune.saving.hf_folder", False),
+        ("mhaprune.proofs.whole_model", False),
+        ("mhaprune.lab.reporting.page", False),
     ],
 )
 def test_a_model_is_trained_again_only_if_code_that_it_imports_changes(

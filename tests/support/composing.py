@@ -14,8 +14,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 
-from mhaprune.front.command_line import plain, register
-from mhaprune.runs.run import GROUPS, SEVERAL, Run, build
+from mhaprune.lab.cli.command_line import plain, register
+from mhaprune.lab.runs.run import GROUPS, SEVERAL, Run, build
 from mhaprune.settings import plugins
 from mhaprune.settings.options import options_of, settings_of
 from support import ROOT

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from mhaprune.reporting.plots import Plot
+from mhaprune.lab.reporting.plots import Plot
 
 
 class Drawing:

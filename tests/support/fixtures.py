@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mhaprune.data import Splits
-from mhaprune.model.transformer import Seq2Seq
-from mhaprune.tasks.sort import Sort
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sort import Sort
 from support.models import gated_model
 
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import pandas as pd
 
-from mhaprune.experiments.ablate import Ablate
-from mhaprune.runs.jobs import Job, Sweep
-from mhaprune.runs.launching import do_sweep
-from mhaprune.runs.processes import do_in_sweep
-from mhaprune.runs.run import Results
+from mhaprune.lab.experiments.ablate import Ablate
+from mhaprune.lab.runs.jobs import Job, Sweep
+from mhaprune.lab.runs.launching import do_sweep
+from mhaprune.lab.runs.processes import do_in_sweep
+from mhaprune.lab.runs.run import Results
+from mhaprune.lab.runs.run_folder import RunFolder
+from mhaprune.lab.runs.sweep_settings import SWEEP_SETTINGS, SweepSettings
 from mhaprune.settings.options import target
-from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings
 from mhaprune.storage.cache import code_of
-from mhaprune.storage.store import RunFolder, fingerprint
+from mhaprune.storage.store import fingerprint
 from support.made_tables import pruning_table, summary
 
 

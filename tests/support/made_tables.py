@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from mhaprune.experiments.base import Experiment
-from mhaprune.reporting.plots import Plot
+from mhaprune.lab.experiments.base import Experiment
+from mhaprune.lab.reporting.plots import Plot
 from mhaprune.tables import LABEL, Tables
 
 

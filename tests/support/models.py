@@ -10,15 +10,15 @@ from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
+from mhaprune.lab.model.config import Transformer
+from mhaprune.lab.model.decoding import decode_greedily
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.training import Training
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import measure
-from mhaprune.model.decoding import decode_greedily
-from mhaprune.model.network import Transformer
-from mhaprune.model.training import Training
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.base import Evidence
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.subject import Fallback, Subject
-from mhaprune.tasks.sort import Sort
 
 
 def gated_model(task: Sort) -> Seq2Seq:

@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from mhaprune.lab.runs.run_folder import read_status
 from mhaprune.storage.seals import opened
-from mhaprune.storage.store import read_status
 from support import ROOT
 from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES, once
 

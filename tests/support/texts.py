@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.front.heads import Heads
+from mhaprune.api.wrap import Heads
 from support.attention import Attention
 
 Change = Callable[[Tensor], Tensor]

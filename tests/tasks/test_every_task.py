@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from mhaprune.data import EOS, PAD, SPECIAL, Examples, Splits
-from mhaprune.tasks.base import SequenceTask, Task
-from mhaprune.tasks.copy import Copy
-from mhaprune.tasks.mirror_difference import MirrorDifference
-from mhaprune.tasks.reverse import Reverse
-from mhaprune.tasks.running_sum import RunningSum
-from mhaprune.tasks.sort import Sort
+from mhaprune.lab.tasks.base import SequenceTask, Task
+from mhaprune.lab.tasks.copy import Copy
+from mhaprune.lab.tasks.mirror_difference import MirrorDifference
+from mhaprune.lab.tasks.reverse import Reverse
+from mhaprune.lab.tasks.running_sum import RunningSum
+from mhaprune.lab.tasks.sort import Sort
 from support.composing import every, known
 
 NAMES = known("task")

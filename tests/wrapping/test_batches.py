@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from mhaprune import losses
-from mhaprune.wrapping.batches import DENSE, Batches
+from mhaprune.subjects.batches import DENSE, Batches
 
 
 def text(*ids: list[int]) -> dict[str, Tensor]:

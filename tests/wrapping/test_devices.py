@@ -13,7 +13,7 @@ from tiny_families import FAMILIES, batch_of, make
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.wrapping.blocks import Unsupported
+from mhaprune.hooks.blocks import Unsupported
 
 
 def test_models_on_two_devices() -> None:

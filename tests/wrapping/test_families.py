@@ -17,10 +17,10 @@ import transformers
 from tiny_families import FAMILIES, GATES_ONLY, SINGLE, UNKNOWN, Family, batch_of, heads_of, make, said, size_of_output
 
 import mhaprune
-from mhaprune.front.heads import wrap
+from mhaprune.api.wrap import wrap
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.measure.outcomes import all_open, measure, measure_masks, output_difference
-from mhaprune.wrapping.saving import load_folder, make_plain
+from mhaprune.saving.folders import load_folder, make_plain
 from support.attention import close_by_hooks
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]

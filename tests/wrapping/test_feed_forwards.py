@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.front.heads import Heads
+from mhaprune.api.wrap import Heads
 
 WIDTH, HIDDEN = 12, 10
 

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mhaprune
+from mhaprune.api.wrap import Heads
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.front.heads import Heads
+from mhaprune.hooks.blocks import Block, Rows, Source, block_of, neighbours
 from mhaprune.measure.outcomes import output_difference
-from mhaprune.wrapping.blocks import Block, Rows, Source, block_of, neighbours
 from mhaprune_literature.attention import Entropy
 
 WIDTH, HIDDEN, NEURONS = 8, 12, 4

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune import losses
-from mhaprune.front.heads import wrap
+from mhaprune.api.wrap import wrap
 from mhaprune.measure.outcomes import all_open
 from mhaprune.storage import cache
 from mhaprune.storage.functions import Undescribed, described

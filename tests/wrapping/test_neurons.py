@@ -14,13 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import mhaprune
+from mhaprune.api.wrap import Heads
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.front.heads import Heads
 from mhaprune.heads import HeadMask
+from mhaprune.hooks.blocks import Unsupported
 from mhaprune.measure.outcomes import output_difference
-from mhaprune.wrapping.block_proof import BlockProof
-from mhaprune.wrapping.blocks import Unsupported
-from mhaprune.wrapping.proofs import prove_removal
+from mhaprune.proofs.block_by_block import BlockProof
+from mhaprune.proofs.whole_model import prove_removal
 
 WIDTH, HIDDEN = 8, 6
 Forward = Callable[["Layer", Tensor], Tensor]

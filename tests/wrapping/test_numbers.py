@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mhaprune
-from mhaprune.front.heads import Heads
-from mhaprune.wrapping.numbers import dimensions_of_heads
+from mhaprune.api.wrap import Heads
+from mhaprune.discovery.per_head_tensors import dimensions_of_heads
 from support.attention import close_by_hooks
 
 D, H, T = 16, 4, 4

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.wrapping.blocks import Unsupported
+from mhaprune.hooks.blocks import Unsupported
 
 
 class Limited(nn.Module):

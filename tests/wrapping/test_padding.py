@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import mhaprune
+from mhaprune.api.wrap import Heads
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.front.heads import Heads
 
 WIDTH, LENGTH = 16, 5
 

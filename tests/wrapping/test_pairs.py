@@ -8,7 +8,7 @@ from torch import Tensor
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.front.heads import Heads
+from mhaprune.api.wrap import Heads
 from mhaprune.scorers.attribution_patching import AttributionPatching
 from support.classifier import batches, classifier
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune import losses
+from mhaprune.api.wrap import Heads, wrap
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.front.heads import Heads, wrap
 from mhaprune.heads import HeadId
-from mhaprune.wrapping import removal
+from mhaprune.surgery import removal
 from support import attention
 from support.classifier import Classifier, batches
 

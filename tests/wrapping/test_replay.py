@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune import losses
-from mhaprune.front.heads import wrap
+from mhaprune.api.wrap import wrap
+from mhaprune.hooks.replay import Map, Replay, find_maps, recorders, walk
 from mhaprune.measure.outcomes import all_open, measure, measure_masks
-from mhaprune.wrapping.replay import Map, Replay, find_maps, recorders, walk
 from support.classifier import Classifier, batches
 
 

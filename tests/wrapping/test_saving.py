@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import mhaprune
 from mhaprune.heads import HeadMask
-from mhaprune.wrapping.saving import CHECKSUMS
+from mhaprune.saving.folders import CHECKSUMS
 from support.attention import WIDTH, Attention, Stack, X, square
 
 VOCABULARY = 11

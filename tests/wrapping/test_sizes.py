@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mhaprune
-from mhaprune.wrapping.reshaping import Sizes
+from mhaprune.surgery.reshaping import Sizes
 from support.attention import Stack, close_by_hooks
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script")]

@@ -89,7 +89,7 @@ def test_a_full_disk_is_named_when_a_library_writes(
     def full(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("mhaprune.front.saved.save_folder", full)
+    monkeypatch.setattr("mhaprune.api.saved.save_folder", full)
     with pytest.raises(OSError, match="No space left on device") as raised:
         mhaprune.save(classifier(), tmp_path / "here")
     assert raised.value.filename == str(tmp_path / "here")

@@ -12,11 +12,11 @@ import torch
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.front.heads import Heads
+from mhaprune.api.wrap import Heads
+from mhaprune.hooks.blocks import Unsupported
+from mhaprune.hooks.windows import GROWS, streaming_cache
 from mhaprune.measure.outcomes import measure
-from mhaprune.wrapping import block_proof
-from mhaprune.wrapping.blocks import Unsupported
-from mhaprune.wrapping.windows import GROWS, streaming_cache
+from mhaprune.proofs import block_by_block as block_proof
 
 transformers = pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mhaprune.front.heads import wrap
+from mhaprune.api.wrap import wrap
 from mhaprune.heads import HeadMask
+from mhaprune.hooks.blocks import AttentionBlock, Rows
 from mhaprune.measure.outcomes import output_difference
-from mhaprune.wrapping.blocks import AttentionBlock, Rows
-from mhaprune.wrapping.torch_nn import converted
+from mhaprune.surgery.torch_attention import converted
 from support.attention import Attention, Stack, pruned, square
 
 B, T, U, D, H = 3, 5, 4, 16, 4

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune import losses
-from mhaprune.front.heads import Heads, wrap
+from mhaprune.api.wrap import Heads, wrap
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import Diverged, measure
-from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.training import FINE_TUNING, PlainTraining
-from mhaprune.wrapping.wrapped import WrappedModel
+from mhaprune.subjects.batches import Batches
+from mhaprune.training.fine_tuning import FINE_TUNING, PlainTraining
+from mhaprune.wrapping.wrapped_model import WrappedModel
 from support.classifier import Classifier, batches, classifier
 
 SPLITS: dict[str, Any] = {name: batches(3, seed) for seed, name in enumerate(("score", "choose", "report"))}

@@ -12,7 +12,7 @@ import mhaprune
 from mhaprune import losses
 from mhaprune.attention.gates import Softmax
 from mhaprune.scorers.ablation import Ablation
-from mhaprune.wrapping.batches import DENSE
+from mhaprune.subjects.batches import DENSE
 from mhaprune_literature.attention import Entropy
 from mhaprune_literature.subset import Subset
 from support.attention import Attention, pruned

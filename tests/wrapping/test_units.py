@@ -18,8 +18,8 @@ from tiny_families import FAMILIES, batch_of, heads_of, size_of_output
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.front.heads import Heads, wrap
-from mhaprune.front.timing import generating
+from mhaprune.api.timing import generating
+from mhaprune.api.wrap import Heads, wrap
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import output_difference
 from mhaprune.schedules.iterative import Iterative

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import mhaprune
-from mhaprune.wrapping.torch_nn import converted
+from mhaprune.surgery.torch_attention import converted
 from support.attention import WIDTH, Attention, Stack, X, pruned, square, wrapped
 
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 import mhaprune
 from mhaprune import losses
+from mhaprune.api.wrap import Heads
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.front.heads import Heads
+from mhaprune.hooks.attention_calls import attention_in_window
+from mhaprune.hooks.blocks import Unsupported
+from mhaprune.hooks.windows import attend_in_windows, window_mask
 from mhaprune.measure.outcomes import measure
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.taylor import Taylor
-from mhaprune.wrapping.blocks import Unsupported
-from mhaprune.wrapping.interception import attention_in_window
-from mhaprune.wrapping.windows import attend_in_windows, window_mask
 from support.classifier import batches
 
 SINK, RECENT = 2, 3

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mhaprune import losses
-from mhaprune.front.heads import Heads, wrap
-from mhaprune.wrapping.workers import seen_by_a_worker, started
+from mhaprune.api.wrap import Heads, wrap
+from mhaprune.subjects.ray_workers import seen_by_a_worker, started
 from support.classifier import batches, classifier
 
 pytestmark = [  # Ray leaves its handles of /dev/null open

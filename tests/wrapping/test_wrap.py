@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune import losses, progress
-from mhaprune.front.heads import Heads, wrap
-from mhaprune.front.timing import generating
+from mhaprune.api.timing import generating
+from mhaprune.api.wrap import Heads, wrap
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.pruning.plans import Search
@@ -17,7 +17,7 @@ from mhaprune.recoveries.refitting import refit, show
 from mhaprune.schedules.greedy_refit import GreedyRefit
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.settings.options import option
-from mhaprune.wrapping.batches import Batches
+from mhaprune.subjects.batches import Batches
 from mhaprune_literature.attention import Confidence
 from support.classifier import Classifier, batches, classifier
 

@@ -185,7 +185,7 @@ def said(model: nn.Module, family: Family) -> Tensor:
 
 def size_of_output(output: Any, batch: Any) -> Tensor:
     """A loss that every head changes, whatever a model returns: from every real number that belongs to an example."""
-    from mhaprune.wrapping.tensors import tensors_in  # families are read where mhaprune is not
+    from mhaprune.hooks.pytree import tensors_in  # families are read where mhaprune is not
 
     examples = len(next(iter(batch.values())))
     numbers = [value for value in tensors_in(output) if value.is_floating_point() and value.dim()]

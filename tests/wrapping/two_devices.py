@@ -15,9 +15,9 @@ from tiny_families import FAMILIES, batch_of, make
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.front.heads import Heads
+from mhaprune.api.wrap import Heads
+from mhaprune.hooks.pytree import mapped
 from mhaprune.scorers.base import Scorer
-from mhaprune.wrapping.tensors import mapped
 from mhaprune_literature.attention import Confidence, Entropy
 from support.second_device import TwoDevices, second_device
 

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mhaprune import losses
+from mhaprune.lab.sources.pretrained import Pretrained, PretrainedModel, batched, chosen
+from mhaprune.lab.sources.texts import Row, in_splits, read_rows
+from mhaprune.lab.tasks.base import SplitSize
 from mhaprune.progress import track
-from mhaprune.sources.pretrained import Pretrained, PretrainedModel, batched, chosen
-from mhaprune.sources.texts import Row, in_splits, read_rows
 from mhaprune.storage.cache import Cache, weights_digest
-from mhaprune.tasks.base import SplitSize
-from mhaprune.wrapping import losses
-from mhaprune.wrapping.batches import IGNORED
+from mhaprune.subjects.batches import IGNORED
 
 CORES = ("c1ccc({a})cc1{b}", "c1cc({a})cnc1{b}", "c1cc({a})ccc1{b}", "C1CCN({a})CC1{b}", "c1cc({a})sc1{b}")
 FIRST = ("C", "OC", "Cl", "F", "C(F)(F)F", "C#N", "N(C)C", "CC", "C(C)C", "S(C)(=O)=O")

@@ -12,7 +12,7 @@ import torch
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.front.heads import Heads
+from mhaprune.api.wrap import Heads
 
 transformers = pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 pytestmark = pytest.mark.filterwarnings("ignore")

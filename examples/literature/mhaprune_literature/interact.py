@@ -16,17 +16,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from mhaprune.data import Data
-from mhaprune.experiments.base import Experiment, Findings, Setup, the_one, with_proofs
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.inputs import Study
+from mhaprune.lab.experiments.base import Experiment, Findings, Setup, the_one, with_proofs
+from mhaprune.lab.reporting import plots
+from mhaprune.lab.reporting.headline import Number
+from mhaprune.lab.reporting.heat_map import MISSING, heat_map
+from mhaprune.lab.reporting.plots import Plot, amount, needs, number, wrapped
 from mhaprune.measure.outcomes import BATCH_SIZE, measure_removed
 from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
 from mhaprune.pruning.pruned import EquivalenceCheck
-from mhaprune.reporting import plots
-from mhaprune.reporting.headline import Number
-from mhaprune.reporting.heat_map import MISSING, heat_map
-from mhaprune.reporting.plots import Plot, amount, needs, number, wrapped
 from mhaprune.scorers.scoring import Scoring, head_columns
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import CONFIDENCE, holm, moments, p_below, with_interval

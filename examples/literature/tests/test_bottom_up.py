@@ -2,7 +2,7 @@
 
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.pruning.plans import Search
 from mhaprune.recoveries.refitting import refit, show
 from mhaprune.schedules.iterative import Iterative

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import BlockId, HeadMask, Site
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.measure.outcomes import measure
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune_literature.integrated_gradients import IntegratedGradients
 from support.models import loss_of_one
 

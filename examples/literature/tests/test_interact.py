@@ -12,10 +12,10 @@ from matplotlib.patches import Rectangle
 from scipy import stats
 
 from mhaprune.heads import HeadMask
+from mhaprune.lab.reporting.heat_map import MISSING
+from mhaprune.lab.reporting.plots import Plot, draw
+from mhaprune.lab.runs.run import Run, build
 from mhaprune.measure.outcomes import measure
-from mhaprune.reporting.heat_map import MISSING
-from mhaprune.reporting.plots import Plot, draw
-from mhaprune.runs.run import Run, build
 from mhaprune.tables import ENDS, HEAD, LOSS_RISE, QUALITY, Tables, named
 from mhaprune_literature import interact
 from mhaprune_literature.interact import (

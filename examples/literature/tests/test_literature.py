@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 from mhaprune import losses
-from mhaprune.front.command_line import described, main
-from mhaprune.front.explained import about, about_fields
-from mhaprune.front.heads import wrap
+from mhaprune.api.wrap import wrap
+from mhaprune.lab.cli.command_line import described, main
+from mhaprune.lab.cli.explained import about, about_fields
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.schedules.one_shot import OneShot

@@ -4,8 +4,8 @@ from itertools import combinations
 
 from mhaprune.data import Splits
 from mhaprune.heads import HeadMask
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.measure.outcomes import gate_gradients
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import Search
 from mhaprune.scorers.scoring import Scoring
 from mhaprune_literature.rearrangement import Rearrangement

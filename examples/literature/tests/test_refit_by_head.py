@@ -9,7 +9,7 @@ from torch import Tensor
 from mhaprune.data import Splits
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.recoveries.refitting import show
 from mhaprune.subject import LastMap
 from mhaprune_literature.refit_by_head import RefitByHead, scale_heads

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from mhaprune.data import Splits
 from mhaprune.heads import HeadMask, Site
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.measure.outcomes import measure
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.fisher import Fisher
 from mhaprune_literature.all_but_one import AllButOne
 from mhaprune_literature.attention import Confidence, Entropy

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples, Splits
+from mhaprune.lab.model.config import Transformer
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import measure
-from mhaprune.model.network import Transformer
-from mhaprune.model.transformer import Seq2Seq
-from mhaprune.tasks.sort import Sort
 from mhaprune_literature import shapley as module
 from mhaprune_literature.shapley import Shapley
 from support.games import ONE, Game, numbered

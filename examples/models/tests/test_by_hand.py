@@ -10,14 +10,14 @@ import torch
 from mhaprune_models.by_hand import ByHand
 
 import mhaprune
-from mhaprune.experiments.truth.truth import Truth, recall, recall_twice
-from mhaprune.front.heads import Heads
+from mhaprune.api.wrap import Heads
 from mhaprune.inputs import Known, Study
-from mhaprune.runs.run import build
+from mhaprune.lab.experiments.truth.truth import Truth, recall, recall_twice
+from mhaprune.lab.runs.run import build
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option
+from mhaprune.subjects.batches import Batches
 from mhaprune.tables import named
-from mhaprune.wrapping.batches import Batches
 from support.composing import compose
 
 SCORES = ("patching", "shortlist", "ablation", "attribution_patching", "taylor", "gate_output", "random")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from mhaprune.data import Examples, Splits, Vocabulary
+from mhaprune.lab.tasks.base import Pair, SplitSize, Task
 from mhaprune.settings.ranges import Ge
-from mhaprune.tasks.base import Pair, SplitSize, Task
 
 MEANINGS = {
     "noun0": "plural",

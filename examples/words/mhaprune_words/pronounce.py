@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
 
 from mhaprune.data import Examples, Splits, Vocabulary
+from mhaprune.lab.tasks.base import Pair, SplitSize, Task
 from mhaprune.settings.ranges import Ge
-from mhaprune.tasks.base import Pair, SplitSize, Task
 
 SILENT = "_"
 """The sound of letters that stand for no phoneme."""

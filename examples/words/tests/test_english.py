@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mhaprune.runs.run import build
-from mhaprune.storage.store import RunFolder
+from mhaprune.lab.runs.run import build
+from mhaprune.lab.runs.run_folder import RunFolder
 from mhaprune_words.inflection import Inflection, table
 from mhaprune_words.pronounce import Pronounce, lexicon, rarely_spelt
 from support.composing import compose, every, tables_in

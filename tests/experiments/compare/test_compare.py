@@ -7,15 +7,15 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.experiments.compare import compare_report as report
-from mhaprune.experiments.compare.compare import Compare, Regrets, winner_table
 from mhaprune.heads import BlockId, HeadGrid, HeadMask, Site
+from mhaprune.lab.experiments.compare import compare_report as report
+from mhaprune.lab.experiments.compare.compare import Compare, Regrets, winner_table
+from mhaprune.lab.runs.run import build
+from mhaprune.lab.runs.run_folder import RunFolder
 from mhaprune.progress import under_way
 from mhaprune.pruning.plans import Plan
-from mhaprune.runs.run import build
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.statistics.intervals import difference_interval, mean_interval, student_interval
-from mhaprune.storage.store import RunFolder
 from mhaprune.subject import AnswerOutcome
 from mhaprune.tables import ENDS
 from support.composing import EXAMPLES, compose, registered, tables_in

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mhaprune.experiments.compare.compare import Compare
-from mhaprune.reporting.plots import Plot, draw
+from mhaprune.lab.experiments.compare.compare import Compare
+from mhaprune.lab.reporting.plots import Plot, draw
 from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import Tables
 from support.figures import check_legible

@@ -9,22 +9,22 @@ import torch
 from scipy import stats
 
 from mhaprune.data import SPECIAL, Examples, Splits
-from mhaprune.experiments.explain.alignment import (
+from mhaprune.heads import BlockId, Site
+from mhaprune.inputs import Known
+from mhaprune.lab.experiments.explain.alignment import (
     OFFSETS,
     alignment_sentences,
     alignment_table,
     without_duplicates,
 )
-from mhaprune.experiments.explain.patterns import ALIGNED, observe
-from mhaprune.experiments.truth.truth import aligning
-from mhaprune.heads import BlockId, Site
-from mhaprune.inputs import Known
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.lab.experiments.explain.patterns import ALIGNED, observe
+from mhaprune.lab.experiments.truth.truth import aligning
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.reverse import Reverse
+from mhaprune.lab.tasks.running_sum import RunningSum
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.subject import AttentionMap
 from mhaprune.tables import HEAD
-from mhaprune.tasks.reverse import Reverse
-from mhaprune.tasks.running_sum import RunningSum
-from mhaprune.tasks.sort import Sort
 
 SIZES = {"num_symbols": 5, "train": 40, "valid": 20, "score": 40, "choose": 20, "report": 20, "max_length": 6}
 REVERSE = Reverse(**SIZES)

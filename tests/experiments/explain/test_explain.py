@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from mhaprune.data import PAD, Examples
-from mhaprune.experiments.base import figures_of
-from mhaprune.experiments.examples import (
+from mhaprune.heads import HeadId, HeadMask, Site
+from mhaprune.lab.experiments.base import figures_of
+from mhaprune.lab.experiments.examples import (
     answers_without,
     attention_table,
     close_each,
@@ -19,19 +20,18 @@ from mhaprune.experiments.examples import (
     show,
     turned_wrong,
 )
-from mhaprune.experiments.explain.explain import Explain, closed_table
-from mhaprune.heads import HeadId, HeadMask, Site
+from mhaprune.lab.experiments.explain.explain import Explain, closed_table
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.reporting.plots import Plot
+from mhaprune.lab.reporting.sentences import share
+from mhaprune.lab.runs.run import Run, build
+from mhaprune.lab.runs.run_folder import RunFolder
+from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import measure
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.pruned import EquivalenceCheck
-from mhaprune.reporting.plots import Plot
-from mhaprune.reporting.sentences import share
-from mhaprune.runs.run import Run, build
 from mhaprune.statistics.intervals import prunable as claimed
-from mhaprune.storage.store import RunFolder
 from mhaprune.subject import AnswerOutcome
 from mhaprune.tables import HEAD, Tables
-from mhaprune.tasks.sort import Sort
 from mhaprune_literature.attention import Entropy
 from support.composing import compose, run_of, tables_in
 from support.figures import check_legible

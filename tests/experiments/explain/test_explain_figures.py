@@ -8,11 +8,11 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 
-from mhaprune.experiments.explain.explain import Explain, closed_table
-from mhaprune.experiments.explain.explain_report import NO_PATTERN, attention_maps, head_profiles, scale_of
 from mhaprune.heads import HeadId
-from mhaprune.reporting.heat_map import MISSING
-from mhaprune.reporting.plots import draw
+from mhaprune.lab.experiments.explain.explain import Explain, closed_table
+from mhaprune.lab.experiments.explain.explain_report import NO_PATTERN, attention_maps, head_profiles, scale_of
+from mhaprune.lab.reporting.heat_map import MISSING
+from mhaprune.lab.reporting.plots import draw
 from mhaprune.tables import HEAD
 from support.figures import check_legible
 from support.made_tables import text_of
@@ -127,7 +127,7 @@ def test_the_darkest_weight_is_the_largest_one_where_there_is_a_choice() -> None
 
 
 def test_a_site_of_very_many_heads_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mhaprune.experiments.explain.explain_report.MOST_PANELS", 0)
+    monkeypatch.setattr("mhaprune.lab.experiments.explain.explain_report.MOST_PANELS", 0)
     assert not list(draw((attention_maps,), tables()))
 
 

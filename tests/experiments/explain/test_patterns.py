@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
-from mhaprune.experiments.explain.patterns import PATTERNS, PLACES, View, named_after, observe
 from mhaprune.heads import BlockId, HeadGrid, Site
+from mhaprune.lab.experiments.explain.patterns import PATTERNS, PLACES, View, named_after, observe
+from mhaprune.lab.tasks.reverse import Reverse
 from mhaprune.subject import AttentionMap
-from mhaprune.tasks.reverse import Reverse
 
 TASK = Reverse(num_symbols=6, max_length=6, min_length=3, train=40, valid=8, score=8, choose=8, report=30)
 

@@ -13,22 +13,22 @@ import pytest
 import torch
 
 from mhaprune.data import Examples
-from mhaprune.experiments.prune import trials
-from mhaprune.experiments.prune.prune import best_of_each_size, choose_next, smallest_table
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.inputs import Study
-from mhaprune.measure.columns import by_group
+from mhaprune.lab.experiments.prune import trials
+from mhaprune.lab.experiments.prune.prune import best_of_each_size, choose_next, smallest_table
+from mhaprune.lab.model.checkpoint import load
+from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.runs.run import build
+from mhaprune.lab.runs.run_folder import RunFolder, read_status
+from mhaprune.measure.accuracy import by_group
 from mhaprune.measure.outcomes import Diverged, ProofFailed, measure
-from mhaprune.model.checkpoint import load
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import under_way
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.from_scratch import FromScratch
-from mhaprune.runs.run import build
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.statistics.intervals import paired_interval
 from mhaprune.storage.cache import no_memory
-from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.subject import AnswerOutcome
 from mhaprune_literature.subset import Subset
 from support.composing import compose, tables_in

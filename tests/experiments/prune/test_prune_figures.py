@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from mhaprune.experiments.prune.prune import Prune
-from mhaprune.experiments.prune.prune_report import recovery_curves, worth
-from mhaprune.reporting.plots import draw
+from mhaprune.lab.experiments.prune.prune import Prune
+from mhaprune.lab.experiments.prune.prune_report import recovery_curves, worth
+from mhaprune.lab.reporting.plots import draw
 from mhaprune.tables import Tables
 from support.figures import check_legible
 

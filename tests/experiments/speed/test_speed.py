@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mhaprune.experiments.base import figures_of
-from mhaprune.experiments.speed.speed import Speed
-from mhaprune.experiments.speed.speed_report import at_half
-from mhaprune.runs.run import build
+from mhaprune.lab.experiments.base import figures_of
+from mhaprune.lab.experiments.speed.speed import Speed
+from mhaprune.lab.experiments.speed.speed_report import at_half
+from mhaprune.lab.runs.run import build
 from support.composing import compose, tables_in
 from support.sizes import RUNS, chosen
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from mhaprune.experiments.speed.matchup import Workload, evenly, scaled
 from mhaprune.heads import HeadMask, Site
-from mhaprune.model.network import Transformer
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.lab.experiments.speed.matchup import Workload, evenly, scaled
+from mhaprune.lab.model.config import Transformer
+from mhaprune.lab.model.seq2seq import Seq2Seq
 
 SHAPE = Transformer(d_model=12, num_heads=3, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=20)
 WORK = Workload(3, 7, 5)

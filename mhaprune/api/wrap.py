@@ -1,0 +1,409 @@
+"""The heads of any model: score, choose, remove, time, report."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+from torch import nn
+
+from mhaprune.api.budget import Budget, By, Number, Unit, choose
+from mhaprune.api.parsing import (
+    Steps,
+    kept_random_state,
+    mask_of,
+    named_scorers,
+    prove_removal,
+    recoveries_of,
+    two_examples,
+)
+from mhaprune.api.promise import Promised, fastest_within
+from mhaprune.api.timing import speed_table
+from mhaprune.api.to_lab import lab
+from mhaprune.data import SPLITS
+from mhaprune.heads import HeadMask
+from mhaprune.hooks.blocks import AttentionBlock, Block
+from mhaprune.hooks.eval_mode import eager
+from mhaprune.inputs import Study
+from mhaprune.losses import Judge
+from mhaprune.measure.accuracy import accuracy_columns
+from mhaprune.measure.outcomes import measure
+from mhaprune.progress import shown, track
+from mhaprune.pruning.plans import removed_names
+from mhaprune.pruning.pruned import EquivalenceCheck
+from mhaprune.saving.folders import make_plain, tell
+from mhaprune.schedules.base import Schedule
+from mhaprune.scorers.base import Scorer
+from mhaprune.scorers.scoring import Scoring, heads_table
+from mhaprune.settings.ranges import Ge, Within, checked
+from mhaprune.statistics.intervals import skewed_ends
+from mhaprune.subjects.pairs import paired
+from mhaprune.tables import MOMENTS, USUAL
+from mhaprune.wrapping.build import ModelWithData, proved_again, understand, with_window
+from mhaprune.wrapping.wrapped_model import WrappedModel
+
+log = logging.getLogger(__name__)
+
+
+@checked
+def wrap(
+    model: nn.Module,
+    loss: Judge,
+    *,
+    score: Any,
+    choose: Any = None,
+    report: Any = None,
+    train: Any = None,
+    shift: dict[str, Any] | None = None,
+    corrupt: Any = None,
+    quality: Judge | None = None,
+    blocks: Sequence[AttentionBlock | Block] | None = None,
+    units: Sequence[Literal["head", "neuron"]] = ("head",),
+    call: Callable[[nn.Module, Any], Any] | None = None,
+    seed: Annotated[int, Within(0, 2**32 - 1)] = 0,
+    prove: Literal["blocks", "whole", "none"] = "blocks",
+    workers: Annotated[int, Ge(0)] = 0,
+    cache: str | Path | None = None,
+) -> Heads:
+    """Find the heads of a model, and prove that they can be gated and removed. The model itself does not change.
+
+    `loss` takes the model's output and a batch, and returns one number per example (see `mhaprune.losses`); `quality`
+    does too, and higher is better. Each split is a list of batches, or a DataLoader: heads are scored on `score`,
+    choices are made on `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`, or `score`.
+    `shift` has batches of other kinds, by name; `heads.report` measures the smaller models on them too. `corrupt` has a
+    counterpart of the same shape for every example of `score`, in which the thing asked about is missing, for the
+    scores `patching` and `attribution_patching`.
+
+    Batches are dicts, tuples or tensors with a row per example. A tuple is (inputs ..., target), as torch loaders make
+    it. The model is called as `model(**batch)`, `model(*inputs)` or `model(batch)`, and never with the target.
+    `call(model, batch)` replaces this. No pass has more examples than your largest batch.
+
+    `prove="blocks"` compares removing and masking for one attention layer after the other, in float64; "whole" does so
+    for a copy of the model; "none" proves nothing now. A removal is always proved.
+
+    `workers` is a number of Ray processes, here or on the cluster of `RAY_ADDRESS`, each with a copy of the model; they
+    share the masks, and the scores are the same in every bit. `cache` is a folder that keeps the results of every batch
+    that took a second or more: if a scoring is killed, the same call goes on from there.
+
+    `units` are scored and removed: heads, or `("head", "neuron")` for the hidden neurons of feed-forward layers too.
+    `blocks` names the attention layers by hand. Raises `Unsupported` for a model that cannot be understood.
+
+    >>> heads = mhaprune.wrap(model, losses.classification, score=batches, choose=batches, report=batches)
+    >>> heads
+    8 heads in 2 blocks, all with an effect, all removable
+    """
+    splits = {"score": score, "choose": choose, "report": report, "train": train}
+    if taken := [name for name in shift or () if name in (*SPLITS, USUAL)]:
+        raise ValueError(f"shift={taken[0]}: is the name of a split, {', '.join((*SPLITS, USUAL))} are taken")
+    splits |= shift or {}
+    if corrupt is not None:
+        splits["score"] = paired(score, corrupt)
+    return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed, prove, workers, cache, units)))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Heads(ModelWithData):
+    """The attention heads of a model, with methods that score, choose, remove and time them. Made by `wrap`."""
+
+    def _repr_html_(self) -> str:
+        """Return what `repr` says with a map of the heads, for a notebook. Hollow squares are heads without effect."""
+        page: str = lab("cli.pages").small_page(self)
+        return page
+
+    @checked
+    @shown()
+    def score(self, *scorers: str | Scorer) -> pd.DataFrame:
+        """Return the importance of every head by each scorer, on the *score* split, as a tidy table.
+
+        One row per scorer and head: `score` with its 95 % interval, empty if there are too few examples; `rank` (1 is
+        the most important), and the cost. A scorer is a name as in `scorer=[...]` of the command line, or an object.
+        Raises ValueError for a scorer that does not fit the model.
+
+        >>> heads.score("ablation", "gate_output").groupby("scorer")["head"].count().to_dict()
+        {'ablation': 8, 'gate_output': 8}
+        """
+        self.check_unchanged()
+        if (window := self.subject.window) is not None and int(self.splits.score.lengths().max()) <= sum(window):
+            log.warning(
+                "score: no text is longer than the window, %d tokens, so closing a head changes nothing", sum(window)
+            )
+        chosen = named_scorers(self.subject, scorers or ("ablation",))
+        table = heads_table(self.scoring, chosen)
+        table["score_low"], table["score_high"] = skewed_ends(table[MOMENTS].to_numpy(dtype=float).T)
+        return table
+
+    @checked
+    def units(self, unit: Unit) -> Heads:
+        """Return these heads as sets that are closed and removed together, with the same methods.
+
+        A "group" is the heads that share keys and values, a "block" an attention layer. A set has the name of its first
+        head. If a pass calls a layer several times, a "call" is a head in one of these calls, `layer.0.3@2`, which can
+        be scored and closed; a removal is from all calls. Raises ValueError for groups of unequal size.
+
+        >>> heads.units("block").mask(keep=1).kept
+        (HeadId(site='attention', layer=1, head=0),)
+        """
+        subject = self.subject.grouped(unit)  # kept, so that scores are computed only once
+        return self if subject is self.subject else vars(self).setdefault(f"_{unit}", replace(self, subject=subject))
+
+    @checked
+    @shown()
+    def streaming(self, sink: Annotated[int, Ge(0)] = 4, recent: Annotated[int, Ge(1)] = 16) -> Heads:
+        """Return these heads with another way to be closed, for language models: a closed head still sees the first
+        `sink` tokens and the last `recent`, itself among them.
+
+        So `ablation`, `taylor` and `fisher` say what is lost without the other tokens, and the cache of a pruned model
+        has them for other heads only. Heads with the same keys stream together. Raises `Unsupported` for no decoder.
+
+        >>> len(heads_of_llama.units("group").streaming(sink=1, recent=3).mask(cache_bytes=0.5, context=100).kept)
+        1
+        """
+        return with_window(self, sink, recent)
+
+    @checked
+    @shown()
+    def mask(
+        self, keep: Number | Budget = None, by: By = "ablation", schedule: str | Schedule | None = None, **budget: Any
+    ) -> HeadMask:
+        """Return a mask that keeps `keep` heads, a share (0.5, by default) or a number (72). The model is not changed.
+
+        The heads with the lowest scores are removed. `by` names a score, or holds your own (see
+        `api.parsing.scores_of`). `schedule` says how heads are chosen by it, for example `"iterative"`; by default all
+        at once. A schedule that uses no scores may stand in place of a score: "greedy", or "greedy_refit" for a model
+        that will be refitted. `budget` are other fields of `mhaprune.Budget`.
+
+        >>> len(heads.mask(keep=0.25, by="gate_output").removed)
+        6
+        """
+        self.check_unchanged()
+        return choose(self, [Budget.given(keep, budget)], by, schedule)[0]
+
+    @checked
+    @shown()
+    def masks(
+        self,
+        keep: Sequence[float | int] | None = None,
+        by: By = "ablation",
+        schedule: str | Schedule | None = None,
+        **budget: Any,
+    ) -> list[HeadMask]:
+        """Return a mask for each of several sizes, chosen in one call of the schedule, see `mask`.
+
+        >>> [len(mask.kept) for mask in heads.masks([0.75, 2], even=True)]
+        [6, 2]
+        """
+        self.check_unchanged()
+        return choose(self, [Budget.given(size, budget) for size in ([None] if keep is None else keep)], by, schedule)
+
+    @checked
+    def prune(
+        self,
+        keep: Number | Budget = None,
+        by: By = "ablation",
+        refit: bool = False,
+        fine_tune: Steps = 0,
+        mask: Any = None,
+        within: Annotated[float, Ge(0)] | None = None,
+        copy: bool = True,
+        **how: Any,
+    ) -> nn.Module:
+        """Return a smaller and faster copy of the model that has only the heads that the method `mask` keeps, see there
+        for `how`; or those of a `mask` of your own (see `api.parsing.mask_of`).
+
+        The copy is an ordinary module of the model's own class, so users can train it. Before any refit or training it
+        is proved equal to the model with the other heads masked.
+
+        With `refit`, W_O of each attention and W_2 of each feed-forward are fitted so that the copy computes what the
+        dense model does. `fine_tune` is a number of training steps: AdamW lowers the loss. Or it holds settings, such
+        as `{"steps": 300, "learning_rate": 1e-4, "distillation": 0.5}`; with this one, half of the objective is the
+        distance from the dense model's answers. All use the *train* split, or *score* if there is none.
+
+        `faster=1.5` asks for a speed (see `Budget`), `within=0.01` for the fastest model that loses at most so much of
+        the quality on *choose*, at 95 % confidence, after a refit or training. With `copy=False` the smaller model
+        takes over weights of yours, so memory holds one; a refit or training copies it once. Raises ValueError for
+        heads that cannot be removed, and for what cannot be met.
+
+        >>> small = heads.prune(keep=0.5, by="gate_output", refit=True)
+        >>> type(small) is type(model), [layer.num_heads for layer in small.attention] != [4, 4]
+        (True, True)
+        >>> [layer.num_heads for layer in heads.prune(mask={1: [0, 3]}).attention]
+        [4, 2]
+        >>> [layer.num_heads for layer in heads.prune(even={1: 3}).attention]
+        [4, 3]
+        """
+        if mask is not None and how:
+            raise ValueError(f"{next(iter(how))}: chooses heads, which mask= names already; leave one of them out")
+        if within is not None:
+            if keep is not None or mask is not None or how:
+                raise ValueError(f"within={within:g}: says how many heads stay, leave keep=, mask= and budgets out")
+            model = fastest_within(self, within, by, lambda mask: self._without(mask, refit, fine_tune)).model
+        elif mask is None:
+            model = self._without(self.mask(keep, by, **how), refit, fine_tune, copy).model
+        else:
+            model = self.without(mask, refit, fine_tune, copy).model
+        make_plain(model)
+        return model
+
+    @contextmanager
+    def closed(self, mask: Any) -> Iterator[nn.Module]:
+        """Yield your model with the heads of a mask closed in every call; a copy if its attention is of torch.nn.
+
+        >>> with heads.closed(["attention.0.1"]) as gated:
+        ...     output = gated(**batches[0])
+        """
+        subject, passes = self.subject, Counter[str]()
+        gates = mask_of(mask, self.grid).gates(subject.device)
+        begun = subject.model.register_forward_pre_hook(lambda *_: passes.update(["pass"]))
+        try:
+            with eager(), subject.gated(1, gates) as calls:
+                yield subject.model
+        finally:
+            begun.remove()
+        if passes:
+            subject.check_calls(calls, subject.grid.split(gates))
+
+    @checked
+    @shown()
+    def evaluate(self, *masks: Any) -> pd.DataFrame:
+        """Return loss and quality on *report*, with 95 % intervals: a row for the whole model, then one for each mask.
+
+        >>> heads.evaluate({0: [0]}, heads.mask(keep=2))["heads_kept"].tolist()
+        [8, 7, 2]
+        """
+        self.check_unchanged()
+        two_examples(self.splits, "report")
+        rows = []
+        for mask in track([HeadMask(self.grid), *(mask_of(mask, self.grid) for mask in masks)], "masks"):
+            if mask not in self._measured:
+                outcome = measure(self.subject, self.splits.report, mask.gates(self.subject.device))
+                self._measured[mask] = accuracy_columns(outcome)
+            rows.append({"heads_kept": len(mask.kept), **self._measured[mask], "removed": removed_names(mask)})
+        return pd.DataFrame(rows)
+
+    @checked
+    def cache_bytes(
+        self, mask: Any = None, batch_size: Annotated[int, Ge(1)] = 1, length: Annotated[int, Ge(1)] = 1
+    ) -> int:
+        """Return the bytes of keys and values of a batch, without the heads of a mask; 0 if the model cannot generate.
+
+        >>> heads.cache_bytes()
+        0
+        """
+        subject = self.subject if mask is None else self.subject.without(mask_of(mask, self.grid), shared=True)
+        return subject.cache_bytes(batch_size, length)
+
+    @checked
+    @shown()
+    def without(self, mask: Any, refit: bool = False, fine_tune: Steps = 0, copy: bool = True) -> WrappedModel:
+        """Return the model without the heads that `mask` removes, as a subject, see `prune`.
+
+        >>> len(heads.without(heads.mask(keep=3)).grid)
+        3
+        """
+        self.check_unchanged()
+        return self._without(mask_of(mask, self.grid), refit, fine_tune, copy)
+
+    def _without(self, mask: HeadMask, refit: bool, fine_tune: Steps, copy: bool = True) -> WrappedModel:
+        """See `without`; the weights were compared with those that were proved."""
+        if (settled := self._settled) is not self:
+            return settled._without(HeadMask(settled.grid, mask.removed), refit, fine_tune, copy)
+        self.check_removable(mask)
+        recoveries = recoveries_of(refit, fine_tune)
+        prove_removal(self._equivalence, mask)
+        smaller = self.subject.without(mask, shared=not copy)
+        with kept_random_state(self.subject.device):
+            for recovery in recoveries:
+                smaller, _ = recovery(self._study, smaller, 0, None, lambda state: None)
+        tell(self.subject, smaller, mask, ["refitted"] * refit + ["trained"] * (fine_tune != 0))
+        return smaller
+
+    @checked
+    @shown()
+    def report(
+        self,
+        path: str | Path | None = None,
+        by: Sequence[str | Scorer] = ("ablation", "gate_output", "random"),
+        budgets: Sequence[float | int] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875),
+        tolerance: Annotated[float, Within(0, 1)] = 0.01,
+        refit: bool = True,
+        rounds: Annotated[int, Ge(1)] = 20,
+        tokenizer: Any = None,
+    ) -> Any:
+        """Measure how many heads can be removed, and the cost and the speed-up: `experiment=ablate`, as one page.
+
+        Heads are removed in one shot by each scorer. `budgets` are shares or numbers of heads. `tolerance` is the
+        largest loss of quality on the *choose* split. With `refit`, the models of the best scorer are refitted, too.
+        With a `tokenizer`, the page also shows the attention of every head in three texts of *report*, to touch.
+
+        >>> found = heads.report("heads.html", budgets=[0.5], rounds=2)
+        >>> found.tables["pruning"]["heads_removed"].unique().tolist()
+        [0, 4]
+        """
+
+        settings = {"tolerance": tolerance, "latency_rounds": rounds}
+        return lab("cli.pages").report(self, path, by, budgets, settings, refit, tokenizer)
+
+    @checked
+    @shown()
+    def speed(
+        self,
+        keep: float | int | Sequence[float | int] = (0.75, 0.5, 0.25),
+        by: By = "ablation",
+        batch_sizes: int | Sequence[int] = (1, 8),
+        new_tokens: Annotated[int | None, Ge(1)] = None,
+        rounds: Annotated[int, Ge(1)] = 20,
+    ) -> pd.DataFrame:
+        """Measure how much faster the model is with fewer heads (see `mask`), on the first examples of *report*.
+
+        A forward pass is timed; with `new_tokens`, the generation of this number of tokens with a cache, of which
+        `cache_bytes` is the size at the end. Returns one row per batch size and model: milliseconds, and the speed-up
+        over the dense model (median and quartiles). In every round, all models take turns. The row `dense again` shows
+        the noise. A batch is never larger than the split.
+
+        >>> heads.speed(keep=0.5, batch_sizes=1, rounds=2)["model"].tolist()
+        ['removed', 'dense', 'dense again']
+        """
+        self.check_removable()
+        keep = [keep] if isinstance(keep, int | float) else keep
+        return speed_table(self, lambda: self.masks(keep, by), batch_sizes, rounds, new_tokens)
+
+    @property
+    def promises(self) -> pd.DataFrame:
+        """The budgets `faster=` and `ms=`: the promise, and what was measured at the end (milliseconds, speed-up)."""
+        return pd.DataFrame(self.promised.rows)
+
+    @cached_property
+    def promised(self) -> Promised:
+        return Promised()
+
+    @cached_property
+    def scoring(self) -> Scoring:
+        """The scores on the *score* split. Each score is computed only once."""
+        return Scoring(self.subject, self.splits.score, self.seed)
+
+    @cached_property
+    def _equivalence(self) -> EquivalenceCheck:
+        known = None if self.proof is None else self.proof.of(self.subject)
+        return EquivalenceCheck(self.subject, self.splits.proof, known)
+
+    @cached_property
+    def _measured(self) -> dict[HeadMask, dict[str, Any]]:
+        """Rows that `evaluate` has measured."""
+        return {}
+
+    @cached_property
+    def _settled(self) -> Heads:
+        """These heads after the proofs that `prove="none"` has put off."""
+        put_off = self.subject.prove == "none" and self.subject.single is None
+        return proved_again(self, self.subject.changed(prove="blocks")) if put_off else self
+
+    @cached_property
+    def _study(self) -> Study:
+        return Study.of(self)

@@ -1,0 +1,1 @@
+"""Find the heads and neurons of a model."""

@@ -1,0 +1,129 @@
+"""Messages on attention that was not found, and checks of attention that is named by hand."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.discovery.layouts import LORA
+from mhaprune.hooks.blocks import Block, Unsupported, within
+from mhaprune.hooks.eval_mode import at_rest
+from mhaprune.hooks.pytree import is_linear, mapped, tensors_in
+
+OUT = ("out_proj", "o_proj", "to_out", "out", "c_proj", "dense", "wo", "proj", "fc_o", "o")
+"""Usual names of W_O."""
+
+
+def unseen(model: nn.Module, blocks: Sequence[Block], overlooked: Collection[str] = ()) -> list[str]:
+    """Return the paths of modules that belong to no block: those that were seen to attend, and those that are attention
+    by name or class."""
+    found = [block.path for block in blocks]
+    left = [path for path, _ in _named_attention(model) if not any(within(path, f) or within(f, path) for f in found)]
+    left = list(dict.fromkeys([*left, *overlooked]))
+    return [path for path in left if not any(other != path and within(other, path) for other in left)]
+
+
+def _named_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that contain two matrices and are attention by the name of the module or of its class."""
+    for path, module in model.named_modules():
+        matrices = sum(parameter.dim() > 1 for parameter in module.parameters()) > 1
+        names = path.rpartition(".")[-1].lower(), type(module).__name__.lower()
+        if matrices and any(word in name for word in ("attn", "attention") for name in names):
+            yield path, module
+
+
+def nothing_found(model: nn.Module, called: Collection[str], overlooked: Collection[str] = ()) -> str:
+    """Return the error message for a model without attention, with an example of `blocks=` filled in as far as
+    possible. `called` are the paths of the linear modules that are called, `overlooked` those of modules that weigh
+    positions in another way."""
+    named = dict(_named_attention(model))
+    linear = {
+        path: [name for name, part in module.named_modules() if name and is_linear(part)]
+        for path, module in named.items()
+    }
+    usual = {path: [name for name in names if name.rpartition(".")[2] in OUT] for path, names in linear.items()}
+    likely = usual if any(usual.values()) else linear
+    linear = {path: [name for name in names if f"{path}.{name}" in called] for path, names in likely.items()}
+    linear = {path: names for path, names in linear.items() if names}
+    inner = [path for path in linear if not any(other != path and within(other, path) for other in linear)]
+    message = (
+        f"{type(model).__name__}: no attention found: no call of F.scaled_dot_product_attention, of the attention"
+        " interface of transformers or of nn.MultiheadAttention, and no softmax between two products by bmm, or by"
+        " matmul of four dimensions. "
+    )
+    if overlooked:
+        message += f"{', '.join(path or 'the model' for path in overlooked)}: weighs positions in another way. "
+    message += "Name the blocks by hand"
+    if not inner:
+        return f'{message}: blocks=[AttentionBlock("PATH", out="NAME OF W_O", heads=NUMBER)]'
+    out = linear[inner[-1]][-1]
+    named = {path: named[path] for path in inner if out in linear[path]}
+    counts = {_heads_named(module) for module in named.values()}
+    heads = counts.pop() if len(counts) == 1 else "NUMBER"
+    paths = ", ".join(f'"{path}"' for path in named)
+    return f'{message}, for example: blocks=[AttentionBlock(path, out="{out}", heads={heads}) for path in [{paths}]]'
+
+
+def _heads_named(module: nn.Module) -> str:
+    """Return the number of heads that an attribute of a module holds, as a text; NUMBER if there is none."""
+    kept = (item for part in module.modules() for item in vars(part).items())
+    return next((str(value) for name, value in kept if "heads" in name and isinstance(value, int)), "NUMBER")
+
+
+def why_uncut(model: nn.Module, paths: Sequence[str]) -> str:
+    """Return the reason why one of these linear modules cannot be cut; an empty text if all can."""
+    for path in paths:
+        module, parent = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
+        if hasattr(parent, "lora_A"):
+            return f"{path} is {LORA}"
+        if not isinstance(vars(module)["_parameters"].get("weight"), Tensor):
+            return (
+                f"the weight of {path} is computed from others; make it plain first, by remove_parametrizations or"
+                " remove_weight_norm of torch.nn.utils, or by prune.remove"
+            )
+    return ""
+
+
+def check_attention(model: nn.Module, blocks: Sequence[Block], call: Callable[[], object]) -> None:
+    """Raise `Unsupported` for a block named by hand whose W_O reads nothing from other positions, or other inputs, of
+    the module: then it is no attention."""
+    inputs: dict[str, list[Tensor]] = {}
+    read: dict[str, Tensor] = {}
+
+    def enter(module: nn.Module, given: Any, named: Any, path: str) -> Any:
+        if path in inputs:
+            return None
+        leaves = mapped((given, named), lambda x: x.detach().requires_grad_() if x.is_floating_point() else x)
+        inputs[path] = [x for x in tensors_in(leaves) if x.requires_grad]
+        return leaves
+
+    def reading(module: nn.Module, given: Any, path: str) -> None:
+        read.setdefault(path, given[0])
+
+    with torch.enable_grad(), at_rest(model), ExitStack() as stack:
+        for block in blocks:
+            module, out = model.get_submodule(block.path), model.get_submodule(block.out)
+            hook = module.register_forward_pre_hook(partial(enter, path=block.path), with_kwargs=True)
+            stack.callback(hook.remove)
+            hook = out.register_forward_pre_hook(partial(reading, path=block.path))
+            stack.callback(hook.remove)
+        call()
+    for block in blocks:
+        if block.path not in read:
+            raise Unsupported(f"blocks: {block.out} is not called")
+        x = read[block.path]
+        leaves = inputs.get(block.path, [])
+        if x.dim() < 3 or x.shape[1] < 2 or not leaves or not x.requires_grad:
+            continue  # with one position, or tokens one after the other, nothing can be said
+        reads = False
+        for t, others in ((-1, slice(None, -1)), (0, slice(1, None))):
+            gradients = torch.autograd.grad(x[:, t].square().sum(), leaves, retain_graph=True, allow_unused=True)
+            elsewhere = (g[:, others] if g.shape[:2] == x.shape[:2] else g for g in gradients if g is not None)
+            reads = reads or any(bool(each.any()) for each in elsewhere)
+        if not reads:
+            raise Unsupported(
+                f"blocks: {block.out} is no output projection of attention: at each position it reads only this one"
+            )

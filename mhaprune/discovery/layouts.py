@@ -1,0 +1,95 @@
+"""Read from gradients which rows of linear modules make each head, and which columns of W_O read it.
+
+Dimensions: B = batch, T = positions, H = heads, K = width of a head, W = outputs or inputs of a linear module.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.hooks.blocks import Rows
+
+NOTHING = "made by no linear module"
+LORA = "adapted by LoRA; call merge_and_unload() on the model first"
+Leaves = Sequence[tuple[nn.Module, Tensor]]
+"""Linear modules with their outputs, which are leaves of the graph."""
+
+
+def reached(number: Tensor, leaves: Leaves) -> list[tuple[nn.Module, Tensor, Tensor]]:
+    """Return the leaves that a number depends on, each with its module before it and its gradient after it."""
+    tensors = [leaf for _, leaf in leaves] or [number]
+    gradients = torch.autograd.grad(number, tensors, retain_graph=True, allow_unused=True)
+    pairs = zip(leaves, gradients, strict=False)
+    return [(module, leaf, gradient) for (module, leaf), gradient in pairs if gradient is not None]
+
+
+def rows_of_heads(heads: Tensor, leaves: Leaves, paths: Mapping[nn.Module, str]) -> tuple[list[Rows] | str, bool]:
+    """Return the linear modules that made these heads, (B, heads, T, K), with the rows of each head; or the reason why
+    there are none. The second value is False if a head has fewer rows than others, or than its width.
+
+    Rows that every head reads belong to none: they stay. If there are no others, they are those of one head, as in
+    multi-query attention (Shazeer 2019). So it is with the rotary part of the keys in multi-head latent
+    attention (DeepSeek-V2, 2024).
+    """
+    weights = drawn(heads) + 0.5  # without them, parts could cancel
+    made = reached((heads * weights).sum(), leaves) if heads.requires_grad else []
+    rows: dict[str, list[tuple[int, ...]]] = {}
+    for h in range(heads.shape[1]) if made else ():
+        for module, _, gradient in reached((heads[:, h] * weights[:, h]).sum(), [each[:2] for each in made]):
+            read = gradient.flatten(0, -2).abs().amax(0).nonzero().flatten().tolist()
+            rows.setdefault(paths[module], [()] * heads.shape[1])[h] = tuple(read)
+    rows = {path: each for path, each in rows.items() if any(each)}
+    if not rows:
+        return NOTHING, True
+    if any("lora_" in path for path in rows):
+        return LORA, True
+    widths = [sum(map(len, of_head)) for of_head in zip(*rows.values(), strict=True)]
+    whole = len(set(widths)) == 1 and widths[0] >= heads.shape[-1]
+    own = {path: _without_shared(each) for path, each in rows.items()}
+    own = {path: each for path, each in own.items() if any(each)}
+    if not own and len(rows) == 1 and widths[0] <= heads.shape[-1]:
+        return [Rows(path, (each[0],)) for path, each in rows.items()], whole
+    own = own or rows
+    for path, each in own.items():
+        if len({row for head in each for row in head}) != sum(map(len, each)):
+            shared = 1 < len(set(each)) < len(each)
+            how = f"made once for several heads by {path}" if shared else f"mixed from the heads of {path} (a norm?)"
+            return how, whole
+        if len(set(map(len, each))) > 1:
+            return f"made of unequal numbers of rows of {', '.join(own)}", whole
+    return [Rows(path, tuple(each)) for path, each in own.items()], whole
+
+
+def _without_shared(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    shared = reduce(set.intersection, map(set, rows), set(rows[0]))
+    return [tuple(row for row in head if row not in shared) for head in rows]
+
+
+def columns_of_heads(x: Tensor, leaf: Tensor, heads_last: bool) -> tuple[tuple[tuple[int, ...], ...], bool]:
+    """Return, for each head, the columns of x that depend on it, found by a gradient for each column. `leaf` holds the
+    outputs of the heads, (B, H, T, K), or (B, T, H, K) if `heads_last`. The second value is as in `rows_of_heads`."""
+    H, K = leaf.shape[2 if heads_last else 1], leaf.shape[-1]
+    of_head: list[list[int]] = [[] for _ in range(H)]
+    other = (0, 1, 3) if heads_last else (0, 2, 3)
+    for column in range(x.shape[-1]):
+        (gradient,) = torch.autograd.grad(x[..., column].sum(), leaf, retain_graph=True)
+        for h in gradient.abs().sum(other).nonzero().flatten().tolist():
+            of_head[h].append(column)
+    widths = set(map(len, of_head))
+    return tuple(map(tuple, of_head)), len(widths) == 1 and min(widths) >= K
+
+
+def probe(x: Tensor) -> Tensor:
+    """Return numbers of the same size, none of them 0, with signs like the fields of a chessboard. An activation is
+    then nowhere flat for all positions."""
+    places = [torch.arange(size, device=x.device) for size in x.shape]
+    black = torch.stack(torch.meshgrid(*places, indexing="ij")).sum(dim=0) % 2 == 0
+    size = x.abs() + x.abs().mean().clamp(min=1e-3) * (0.5 + drawn(x))
+    return torch.where(black, size, -size)
+
+
+def drawn(x: Tensor) -> Tensor:
+    """Return random numbers from 0 to 1 of the same size. The numbers that the model draws stay what they are."""
+    return torch.rand(x.shape, generator=torch.Generator().manual_seed(0)).to(x)

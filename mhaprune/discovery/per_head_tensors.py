@@ -1,0 +1,85 @@
+"""Find tensors that hold a part for each head: position biases, slopes, factors.
+
+They are found by gradients: the output of head h depends on index h of one dimension, and on nothing else.
+
+Dimensions: B = batch, H = heads, T = queries, K = head_dim.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.discovery.layouts import drawn
+
+SMALL = 2**12
+"""The largest size of a parameter that may hold a part for each head and be clamped."""
+
+
+class Followed:
+    """Tensors that are no outputs of linear modules and that gradients lead to during one call of a model."""
+
+    def __init__(self, seen: Callable[[Tensor], Tensor] | None = None) -> None:
+        self.seen = seen
+        """Replaces the numbers of small parameters during the call; None to leave them."""
+        self.stored: dict[str, Tensor] = {}
+        """The parameters and buffers, by their path."""
+        self._given: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        """Arguments and their copies with a gradient, by identity and version."""
+
+    def store(self, path: str, module: nn.Module, stack: ExitStack) -> None:
+        """Follow the parameters and buffers of a module until the stack is closed."""
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if not tensor.is_floating_point() or hasattr(module, "running_mean"):  # of a norm over the batch
+                continue
+            if isinstance(tensor, nn.Parameter) and self.seen and tensor.numel() <= SMALL:
+                stack.callback(setattr, module, name, tensor)
+                tensor = nn.Parameter(self.seen(tensor.detach()))
+                setattr(module, name, tensor)
+            elif isinstance(tensor, nn.Parameter):
+                stack.callback(tensor.requires_grad_, False)
+                tensor.requires_grad_()
+            else:
+                stack.callback(setattr, module, name, tensor)
+                tensor = tensor.detach().requires_grad_().clone()  # which the model may write to
+                setattr(module, name, tensor)
+            self.stored[f"{path}.{name}" if path else name] = tensor
+
+    def given(self, x: Any) -> Any:
+        """Return an argument of a module. A tensor that could have a dimension of heads is returned with a gradient."""
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 3 or x.requires_grad:
+            return x
+        return self._given.setdefault((id(x), x._version), (x, x.detach().requires_grad_().clone()))[1]
+
+
+def dimensions_of_heads(computed: Sequence[Tensor], tensors: Sequence[Tensor]) -> tuple[list[int | None], bool]:
+    """Return for each tensor the dimension that the heads share, or None. Each head reads a part of its own; all parts
+    are equally long and stand side by side. The dimension is counted from the last, which is -1.
+
+    The second value is False if a tensor with a part for each head is read, but changes nothing, as one that is
+    clamped.
+
+    `computed` holds what each head computes, all (B, H, T, K), such as queries and outputs.
+    """
+    H = computed[0].shape[1]
+    computed = [x for x in computed if x.shape[1] == H > 1 and x.requires_grad]
+    dims = [(n, dim) for n, x in enumerate(tensors) for dim in range(-x.dim(), 0)] if computed else []
+    places = [(n, dim) for n, dim in dims if tensors[n].shape[dim] % H == 0]
+    if not places:
+        return [None] * len(tensors), True
+    rows: list[Tensor] = []
+    joined = torch.stack([x.sum() for x in computed]).sum()
+    read = torch.autograd.grad(joined, tensors, retain_graph=True, allow_unused=True)
+    flat = [n for n, gradient in enumerate(read) if gradient is not None and not gradient.any()]
+    weights = [drawn(x[:, 0]) + 0.5 for x in computed]  # without them, parts could cancel
+    for h in range(H):
+        of_head = torch.stack([(x[:, h] * each).sum() for x, each in zip(computed, weights, strict=True)]).sum()
+        gradients = torch.autograd.grad(of_head, tensors, retain_graph=True, materialize_grads=True)
+        rows.append(torch.stack([gradients[n].movedim(dim, 0).reshape(H, -1).any(dim=1) for n, dim in places]))
+    found: list[int | None] = [None] * len(tensors)
+    for (n, dim), reads_HH in zip(places, torch.stack(rows, dim=1), strict=True):
+        if reads_HH.any() and torch.equal(reads_HH, reads_HH.diag().diag()):
+            found[n] = dim
+    return found, not any(H in tensors[n].shape and found[n] is None for n in flat)

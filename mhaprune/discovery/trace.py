@@ -1,0 +1,356 @@
+"""Find the blocks of heads of a model by running it once and following gradients.
+
+The output of every linear module is detached from the graph and made a leaf. So the gradient of a head's query leads to
+the nearest linear module only, and its non-zero columns are the rows that make the head. In the same way, the next
+linear module that reads the heads' outputs is W_O. This finds fused, interleaved and grouped layouts without a table of
+models.
+
+Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value heads, K = head_dim, W = inputs of W_O.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
+
+from mhaprune.attention.layer import MultiHeadAttention
+from mhaprune.discovery.hints import nothing_found, why_uncut
+from mhaprune.discovery.layouts import NOTHING, columns_of_heads, probe, reached, rows_of_heads
+from mhaprune.discovery.per_head_tensors import Followed, dimensions_of_heads
+from mhaprune.hooks.attention_calls import Attend, AttentionCalls, attention_interface
+from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, block_of, neighbours, within
+from mhaprune.hooks.eval_mode import at_rest, without_results
+from mhaprune.hooks.functional_linear import WeightsInUse
+from mhaprune.hooks.pytree import is_linear
+from mhaprune.hooks.softmaxes import Softmaxes, lengths_in
+from mhaprune.surgery.record import Cut
+
+UNREAD = "no linear module that is called reads what its heads say"
+MIXED = (
+    "its heads are mixed before the first linear module that reads them, so they cannot be gated one by one (a norm"
+    " over all heads, or a W_O that is no linear module?)"
+)
+REMEMBERED = 32
+"""Number of linear modules that are remembered, the most recently called ones. The source of queries, keys and values
+is searched among them."""
+
+
+@dataclass
+class _Found:
+    """Facts about one attention call that discovery has seen."""
+
+    module: nn.Module
+    heads: int
+    of_kv: tuple[int, ...]
+    rows: dict[str, Rows | str] = field(default_factory=dict)
+    """The rows of the linear modules that make each head's query, key and value, by these names; or a text that says
+    why they were not found."""
+    context: Tensor | None = None
+    """The heads' outputs as a leaf, (B, H, T, K), or (B, T, H, K) if `heads_last`."""
+    heads_last: bool = False
+    out: nn.Module | None = None
+    columns: tuple[tuple[int, ...], ...] = ()
+    cross: bool = False
+    numbers: list[tuple[str, int]] = field(default_factory=list)
+    """See `Block.numbers`."""
+    inputs: list[tuple[int | str, int]] = field(default_factory=list)
+    """See `Block.inputs`."""
+    unusable: str = UNREAD
+    """The reason why its heads cannot be gated one by one; empty if they can."""
+
+
+def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[list[Block], list[str]]:
+    """Return the blocks in the order in which `call` runs them, and the paths of modules that attend in a way in which
+    no heads are found. Raises `Unsupported`, naming module and reason, if there is no block.
+
+    Attention is found if it calls `F.scaled_dot_product_attention` or the attention interface of transformers, if it is
+    two matrix products with a softmax between them, or if it is a `MultiHeadAttention`.
+    """
+    trace = _traced(model, call)
+    if not trace.whole:
+        trace = _traced(model, call, probe)
+    blocks: dict[str, Block] = {}
+    second: dict[str, None] = {}
+    noted = Cut.of(model) or Cut()
+    for found in trace.found:
+        path = trace.paths[found.module]
+        if found.out is None or found.unusable:
+            trace.overlooked.setdefault(path, found.unusable)
+            continue
+        sources = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
+        names = [*(role for role in ROLES if role in sources), *sorted({*sources} - {*ROLES})]
+        heads = tuple(range(found.heads))
+        made_by = tuple(
+            Source(sources[name], found.of_kv if name in ROLES[1:] else heads, name if name in ROLES else "")
+            for name in names
+        )
+        why_not = (f"its {'factor' if n == 'gate' else n} is {r}" for n, r in found.rows.items() if isinstance(r, str))
+        out = trace.paths[found.out]
+        block = Block(
+            path,
+            out,
+            found.columns,
+            made_by,
+            names=heads,
+            numbers=tuple(found.numbers),
+            inputs=tuple(found.inputs),
+            why_not=next(why_not, "") or why_uncut(model, [out, *(source.rows.path for source in made_by)]),
+            cross=found.cross,
+        )
+        if (again := blocks.get(path)) is None:
+            blocks[path] = as_named(block, noted)
+        elif again.out == block.out:  # of a shared layer, which is called again: the same heads
+            blocks[path] = replace(again, calls=again.calls + 1)
+        else:  # another attention in the same module
+            second[out] = None
+    overlooked = {path: why for path, why in trace.overlooked.items() if not any(within(path, each) for each in blocks)}
+    if not blocks:
+        unusable = ((path, why) for path, why in overlooked.items() if why)
+        for path, why in unusable:
+            raise Unsupported(f"{path or 'model'} ({type(model.get_submodule(path)).__name__}): {why}")
+        raise Unsupported(nothing_found(model, trace.read, overlooked))
+    return list(blocks.values()), [*(path or type(model).__name__ for path in overlooked), *second]
+
+
+def _traced(
+    model: nn.Module, call: Callable[[nn.Module], object], seen: Callable[[Tensor], Tensor] = Tensor.detach
+) -> "_Trace":
+    """Return what a call of the model shows. `seen` replaces the numbers of linear modules and heads."""
+    for numbers in (True, False):
+        trace = _Trace(model, seen)
+        try:
+            with torch.enable_grad(), at_rest(model), without_results(model), trace.watching(numbers):
+                call(model)
+            break
+        except CheckpointError:
+            raise Unsupported("model: computes parts again for gradients (checkpointing), which must be off") from None
+        except RuntimeError:  # of code that takes no gradients with respect to its own tensors
+            if not numbers:
+                raise
+    return trace
+
+
+def as_named(block: Block, cut: Cut) -> Block:
+    """Return the block with the names that its heads had before an earlier removal. A silent head does not count."""
+    names = cut.heads.get(block.noted)
+    if names is None or not block.heads:
+        return block
+    if not names:
+        made_by = tuple(replace(source, of=()) for source in block.made_by)
+        return replace(block, columns=(), made_by=made_by, names=(), silent=len(block.columns[0]))
+    return replace(block, names=tuple(names))
+
+
+class _Trace:
+    """A recorder of one call of the model: hooks, patches, and the attention calls that they found."""
+
+    def __init__(self, model: nn.Module, seen: Callable[[Tensor], Tensor]) -> None:
+        self.model, self.seen = model, seen
+        self.pruned = set((Cut.of(model) or Cut()).heads)
+        """The paths of modules that have lost heads, and may have one that is left."""
+        self.whole = True
+        """False if gradients show fewer rows or columns of some heads than of others."""
+        self.overlooked: dict[str, str] = {}
+        """The paths of modules that attend in another way, each with the reason why it is not usable, or no text."""
+        self.softmaxes = Softmaxes(self._where)
+        self.paths = {module: path for path, module in model.named_modules()}
+        self.running: list[nn.Module] = []
+        self.leaves: list[tuple[nn.Module, Tensor]] = []
+        self.found: list[_Found] = []
+        self.read: dict[str, Tensor] = {}
+        """The last input of each linear module, by its path."""
+        self.inside = False
+        self.followed = Followed(probe if seen is probe else None)
+        self.given: dict[nn.Module, dict[int | str, Any]] = {}
+        """The arguments of the last call of each module, by place or name."""
+
+    @contextmanager
+    def watching(self, numbers: bool = True) -> Iterator[None]:
+        with ExitStack() as stack:
+            for path, module in self.model.named_modules():
+                if numbers and not is_linear(module):
+                    self.followed.store(path, module, stack)
+                handles = [module.register_forward_pre_hook(self._enter, with_kwargs=True)]
+                if is_linear(module):
+                    handles.append(module.register_forward_hook(self._leaf))
+                handles.append(module.register_forward_hook(self._leave))
+                inner = any(within(path, other) for other in self.overlooked)
+                if isinstance(module, torch.jit.ScriptModule) and not inner:
+                    self.overlooked[path] = "is made by torch.jit, which shows nothing: wrap the module it was made of"
+                for handle in handles:
+                    stack.callback(handle.remove)
+            stack.enter_context(attention_interface(self._of_interface))
+            stack.enter_context(self.softmaxes)
+            stack.enter_context(WeightsInUse(self.paths, self.running, self._of_weight))
+            stack.enter_context(AttentionCalls(self._of_call))
+            yield
+        self.overlooked |= dict.fromkeys(self.softmaxes.found, "")
+
+    def _where(self) -> tuple[str | None, set[int]]:
+        if self.inside or not self.running:
+            return None, set()
+        read = [lengths_in(list(self.given.get(module, {}).values())) for module in self.running]
+        return self.paths[self.running[-1]], set().union(*read)
+
+    def _enter(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        self.running.append(module)
+        if is_linear(module):
+            if inputs:
+                self.read[self.paths[module]] = inputs[0]
+                self._reads(module, inputs[0])
+            return None
+        if isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == 1 and inputs:  # it mixes what it reads
+            self._reads(module, inputs[0])
+        given = self.followed.given
+        inputs, named = tuple(map(given, inputs)), {name: given(x) for name, x in named.items()}
+        self.given[module] = dict(enumerate(inputs)) | named
+        return inputs, named
+
+    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self.running.pop()
+
+    def _leaf(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        if not isinstance(output, Tensor):  # a router, which returns more
+            return output
+        leaf = self.seen(output.detach()).requires_grad_()
+        self.leaves = [*self.leaves[-REMEMBERED:], (module, leaf)]
+        return leaf.clone()  # what comes next may work in place
+
+    def _of_weight(self, module: nn.Module, x: Tensor, output: Tensor) -> Tensor:
+        self.read[self.paths[module]] = x
+        self._reads(module, x)
+        return self._leaf(module, (), output)
+
+    def _of_interface(self, attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Any:
+        found = self._begin(module, query, key, value)
+        self.inside = True
+        out, *others = attend(query.detach(), key.detach(), value.detach())
+        self.inside = False
+        self._find_numbers(found, [out.transpose(1, 2), query, key, value])
+        found.context, found.heads_last = self.seen(out.detach()).requires_grad_(), True  # (B, T, H, K)
+        return (found.context, *others)
+
+    def _of_call(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
+        known = bool(self.running) and self.paths[self.running[-1]] in self.pruned
+        if query.dim() == 3 and (len(query) > 1 or known):  # of one example, so that only heads are in this dimension
+            query, key, value = (x.unsqueeze(0) for x in (query, key, value))
+            return self._of_call(lambda *each: attend(*(x[0] for x in each))[None], query, key, value, options)[0]
+        if self.inside or not self.running:
+            return attend(query, key, value)
+        if "weights" in options:
+            self.softmaxes.known(options["weights"])
+        if query.dim() != 4:
+            self.overlooked[self.paths[self.running[-1]]] = ""
+            return attend(query, key, value)
+        found = self._begin(self.running[-1], query, key, value)
+        out = attend(query.detach(), key.detach(), value.detach())
+        self._find_numbers(found, [out, query, key, value])
+        found.context = self.seen(out.detach()).requires_grad_()  # (B, H, T, K)
+        return found.context.clone()
+
+    def _begin(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> _Found:
+        H, G = query.shape[1], key.shape[1]
+        of_kv = getattr(module, "kept_of_kv", None) or [h * G // H for h in range(H)]
+        rows = self._sources("query", query, H) | self._sources("key", key, H) | self._sources("value", value, H)
+        once = [name for name in rows if isinstance(made := rows[name], Rows) and len(made.heads) == 1 < G]
+        if once == ["key", "value"]:
+            of_kv = [0] * H
+        for name in once if len(once) < 2 else ():
+            made = cast("Rows", rows[name])
+            rows[name] = replace(made, heads=((),) * G) if name == "key" else f"made once for all heads by {made.path}"
+        found = _Found(module, H, tuple(of_kv), rows)
+        if not torch.is_grad_enabled():
+            found.unusable = "runs without gradients (no_grad, or checkpointing, which must be off)"
+        return self._add(found)
+
+    def _add(self, found: _Found) -> _Found:
+        sources = [found.rows.get(name) for name in ("query", "key", "value")]
+        made = [self.read.get(rows.path) for rows in sources if isinstance(rows, Rows)]
+        found.cross = len(made) == 3 and made[0] is not None and any(x is not made[0] for x in made)
+        self.found.append(found)
+        return found
+
+    def _find_numbers(self, found: _Found, computed: Sequence[Tensor]) -> None:
+        """Record the tensors that hold a part for each head: parameters and buffers of the module, outputs of linear
+        modules in it, and its arguments."""
+        H, path, given = found.heads, self.paths[found.module], self.given.get(found.module, {})
+        made = {rows.path for rows in found.rows.values() if isinstance(rows, Rows)}
+        noted = {*dict(found.numbers), *dict(found.inputs)}
+        leaves = [(self.paths[module], leaf) for module, leaf in self.leaves if within(self.paths[module], path)]
+        heads = [(module, leaf) for module, leaf in self.leaves if self.paths[module] in made]
+        inputs = ((key, x) for key, x in given.items() if key not in noted and isinstance(x, Tensor) and H in x.shape)
+        stored = self.followed.stored.items()
+        known: list[tuple[Any, Any, Tensor]] = [
+            *((found.numbers, name, x) for name, x in stored if within(name, path) and name not in noted),
+            *((found.rows, name, leaf) for name, leaf in leaves if name not in made),
+            *((found.inputs, key, x) for key, x in inputs if x.requires_grad and not reached(x.sum(), heads)),
+        ]
+        dims, whole = dimensions_of_heads(computed, [x for *_, x in known])
+        self.whole = self.whole and whole
+        for (where, name, x), dim in zip(known, dims, strict=True):
+            if where is found.rows and dim == -1:
+                where[name] = Rows(name, neighbours(x.shape[-1], H))
+            elif dim is not None and (where is found.numbers or (where is found.inputs and x.shape[dim] == H)):
+                where.append((name, dim))
+
+    def _sources(self, name: str, heads: Tensor, H: int) -> dict[str, Rows | str]:
+        """Return the rows of the linear modules that made these heads, (B, heads, T, K), or the reason why there are
+        none, by `name` and, of further modules, by longer names."""
+        found, whole = rows_of_heads(heads, self.leaves, self.paths)
+        self.whole = self.whole and whole
+        if isinstance(found, str):
+            return {name: found}
+        if len(found) > 1 and heads.shape[1] != H:
+            return {name: f"made by {len(found)} linear modules, {', '.join(rows.path for rows in found)}"}
+        return {name if n == 0 else f"{name} of {rows.path}": rows for n, rows in enumerate(found)}
+
+    def _reads(self, module: nn.Module, x: Any) -> None:
+        """If the input of this linear module comes from the heads of a block, record the module as the W_O of that
+        block, with the columns that read each head."""
+        layer = self.model.get_submodule(self.paths[module].rpartition(".")[0])
+        if isinstance(layer, MultiHeadAttention) and layer.out_proj is module:
+            self._own(layer, module)
+        for found in self.found:
+            if found.out is None and found.context is not None and isinstance(x, Tensor) and x.requires_grad:
+                leaf = found.context
+                (reached,) = torch.autograd.grad(x.sum(), leaf, retain_graph=True, allow_unused=True)
+                if reached is None:
+                    continue
+                context = leaf if found.heads_last else leaf.transpose(1, 2)
+                found.out, found.unusable = module, ""
+                if self.running[-1] is not module:
+                    found.unusable = "the weight of its W_O is handed to a function, the module must be called"
+                elif not is_linear(module):
+                    found.unusable = f"its W_O is a {type(module).__name__}, must be a linear module"
+                elif x.numel() == context.numel() and torch.equal(x.detach().flatten(), context.detach().flatten()):
+                    found.columns = neighbours(x.shape[-1], found.heads)
+                else:
+                    found.columns, whole = columns_of_heads(x, leaf, found.heads_last)
+                    self.whole = self.whole and whole
+                    found.unusable = self._unusable(found.columns)
+                if not found.unusable:
+                    by_head = [x[..., list(columns)] for columns in found.columns]
+                    gated = torch.stack(by_head, dim=1)
+                    gates = self._sources("gate", gated, found.heads)
+                    found.rows |= {name: rows for name, rows in gates.items() if rows != NOTHING}
+                    self._find_numbers(found, [gated])
+
+    @staticmethod
+    def _unusable(columns: Sequence[Sequence[int]]) -> str:
+        if len({column for of_head in columns for column in of_head}) != sum(map(len, columns)):
+            return MIXED
+        return "W_O reads unequal numbers of columns of its heads" if len({*map(len, columns)}) > 1 else ""
+
+    def _own(self, layer: MultiHeadAttention, out: nn.Module) -> None:
+        """Record a `MultiHeadAttention`, whose layout is known. If a module that contains it calls its output
+        projection, that module is recorded."""
+        caller = self.running[-2]
+        inside = set(caller.modules())
+        self.found = [found for found in self.found if found.module not in inside or found.out is not None]
+        block = block_of(layer, self.paths[layer])
+        rows: Any = {source.role: source.rows for source in block.made_by}
+        self._add(_Found(caller, block.heads, block.of_kv, rows, out=out, columns=block.columns, unusable=""))

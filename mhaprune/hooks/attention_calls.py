@@ -1,0 +1,209 @@
+"""Call a function of one's own at every attention call of a model.
+
+There are three kinds of calls: `F.scaled_dot_product_attention`, which most models use; two matrix products with a
+softmax between them; and the attention interface of transformers, which knows the calling module.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mhaprune.hooks.windows import opened, window_mask
+
+Attend = Callable[[Tensor, Tensor, Tensor], Any]
+"""The original attention, as a function of query, key and value."""
+NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+FLAT = (torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm)
+"""Matrix products with one dimension for examples and heads; some add them to something else."""
+
+
+class AttentionCalls(TorchFunctionMode):
+    """A mode of torch in which every attention calls `through(attend, query, key, value, options)` instead.
+
+    `attend` is the original function, query is (B, H, T, K). Attention is a call of `F.scaled_dot_product_attention`,
+    or two matrix products: the first becomes weights that sum to 1, the second multiplies them with the values. In the
+    second form `options` holds the weights, and query may be (B·H, T, K).
+    """
+
+    def __init__(self, through: Callable[[Attend, Tensor, Tensor, Tensor, dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self.through = through
+        self.products: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        """The two factors of each recent matrix product, by its size and last two dimensions. If the product becomes
+        attention weights, its factors are queries and keys."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            given = dict(zip(NAMES, args, strict=False)) | kwargs
+            query, key, value = (given.pop(name) for name in NAMES[:3])
+            return self.through(lambda q, k, v: func(q, k, v, **given), query, key, value, given)
+        factors = [*args, *(kwargs[name] for name in ("batch1", "batch2") if name in kwargs)][-2:]
+        of_heads = func in FLAT or (func in PRODUCTS and all(isinstance(x, Tensor) and x.dim() == 4 for x in args))
+        if not of_heads or len(factors) < 2:
+            return func(*args, **kwargs)
+        first, second = factors
+        if len(args) == 2 and (size := _size(first)) in self.products and _are_weights(first):
+            flat = self.products.pop(size)
+            query, key = (x if x.dim() == first.dim() else x.reshape(*first.shape[:-2], *x.shape[-2:]) for x in flat)
+            return self.through(lambda q, k, v: func(first, v), query, key, second, {"weights": first})
+        product = func(*args, **kwargs)
+        self.products[_size(product)] = first, second.mT
+        return product
+
+
+def _size(product: Tensor) -> tuple[int, ...]:
+    return product.numel(), *product.shape[-2:]
+
+
+def _are_weights(scores: Tensor) -> bool:
+    sums = scores.detach().sum(dim=-1, dtype=torch.float)
+    return bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=5e-3)  # as of bfloat16
+
+
+@contextmanager
+def attention_interface(through: Callable[[Attend, nn.Module, Tensor, Tensor, Tensor], Any]) -> Iterator[None]:
+    """Make every call of the attention interface of transformers call `through(attend, module, query, key, value)`
+    instead. No config is changed."""
+    modeling_utils = sys.modules.get("transformers.modeling_utils")
+    if modeling_utils is None:  # then the model is none of its own, and importing it takes seconds, or fails
+        yield
+        return
+    interface: Any = modeling_utils.AttentionInterface
+    original = interface.get_interface
+
+    def get_interface(self: Any, name: str, default: Any) -> Any:
+        function = original(self, name, default)
+
+        def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+            def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
+                return function(module, q, k, v, *args, **kwargs)
+
+            return through(run, module, query, key, value)
+
+        return attend
+
+    interface.get_interface = get_interface
+    try:
+        yield
+    finally:
+        interface.get_interface = original
+
+
+@contextmanager
+def attention_weights(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
+    """Collect the attention weights (B, H, T, U) of each call of the modules at these paths while the context lasts.
+
+    The fused function does not return weights, so they are computed from its arguments; in other attention they are
+    read.
+    """
+    found: dict[str, list[Tensor]] = {}
+    running: list[str] = []
+    latest: dict[str, Tensor] = {}
+    names = {model.get_submodule(path): path for path in paths}
+
+    def of_call(attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
+        if running and query.dim() == 4:
+            latest[running[-1]] = weights_of(query, key, options)
+        return attend(query, key, value)
+
+    def of_interface(attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Any:
+        out, weights, *others = attend(query, key, value)
+        if module in names and weights is not None:
+            latest[names[module]] = weights
+        return (out, weights, *others)
+
+    def leave(*_: Any) -> None:
+        if (path := running.pop()) in latest:
+            found.setdefault(path, []).append(latest.pop(path))
+
+    with ExitStack() as stack:
+        for module, path in names.items():
+            stack.callback(module.register_forward_pre_hook(lambda *_, path=path: running.append(path)).remove)
+            stack.callback(module.register_forward_hook(leave).remove)
+        stack.enter_context(attention_interface(of_interface))
+        stack.enter_context(AttentionCalls(of_call))
+        yield found
+
+
+Window = tuple[int, int]
+"""The tokens that a streaming head sees: the first `sink`, and the last `recent` to itself (Xiao et al. 2024)."""
+
+
+@contextmanager
+def attention_in_window(
+    model: nn.Module, paths: Sequence[str], window: Window
+) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """Collect the outputs of all heads (B, H, T, K) of the latest attention call of the modules at these paths: as they
+    are, and with only a window of the tokens to see. Raises ValueError for attention that is not causal."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    running: list[str] = []
+
+    def of_call(attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
+        whole = attend(query, key, value)
+        if not running:
+            return whole
+        path, (T, U) = running[-1], (query.shape[-2], key.shape[-2])
+        given, weights = options.get("attn_mask"), options.get("weights")
+        places = torch.ones(T, U, dtype=torch.bool, device=key.device)
+        if weights is not None:  # those of padding are 0 for all queries; a query that sees nothing has equal weights
+            most, least = weights.amax(dim=-1), weights.amin(dim=-1)
+            sees = most - least > 10 * torch.finfo(weights.dtype).eps * most
+            sees[..., -1] = True  # the last query sees all tokens, perhaps evenly, unless all are padding
+            now = (weights != 0) & sees[..., None]
+            places = places.tril() & now.any(dim=(1, 2))[:, None, None]
+        else:
+            now = places = places.tril() if options.get("is_causal") else places if given is None else opened(given)
+        if T != U:
+            raise ValueError(f"{path}: reads a cache, in which its heads have no window; write use_cache=False")
+        if query.dim() != 4 or bool(now.triu(1).any()):
+            raise ValueError(f"{path}: its heads see more than earlier tokens, so they cannot have a window of these")
+        seen = window_mask(places, T, U, *window)
+        if weights is not None:
+            inside = weights * seen
+            if bool(
+                ((total := inside.sum(dim=-1, keepdim=True)) == 0).logical_and(seen.any(dim=-1, keepdim=True)).any()
+            ):
+                raise ValueError(f'{path}: weights in its window are rounded to 0; write attn_implementation="sdpa"')
+            near = inside / total.clamp_min(torch.finfo(total.dtype).tiny) @ value
+        else:
+            mask = seen if given is None or given.dtype == torch.bool else given.masked_fill(~seen, -torch.inf)
+            more = {name: options[name] for name in ("scale", "enable_gqa") if name in options}
+            near = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **more)
+        found[path] = whole, near
+        return whole
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
+    with ExitStack() as stack:
+        for path in paths:
+            module = model.get_submodule(path)
+            stack.callback(module.register_forward_pre_hook(lambda *_, path=path: running.append(path)).remove)
+            stack.callback(module.register_forward_hook(leave).remove)
+        stack.enter_context(AttentionCalls(of_call))
+        yield found
+
+
+def weights_of(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """Return the weights (B, H, T, U) that the fused function uses; 0 at forbidden places."""
+    if "weights" in options:
+        given: Tensor = options["weights"]
+        return given
+    T, U, scale = query.shape[-2], key.shape[-2], options.get("scale")
+    if key.shape[1] != query.shape[1]:
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    mask = options.get("attn_mask")
+    if options.get("is_causal"):
+        mask = torch.ones(T, U, dtype=torch.bool, device=query.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(dim=-1).nan_to_num(0.0)

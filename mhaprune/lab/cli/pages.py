@@ -1,0 +1,99 @@
+"""The heads of a model, a `api.wrap.Heads`, as pages: a line for a notebook, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from mhaprune.api.budget import sparing
+from mhaprune.api.parsing import named_scorers, two_examples
+from mhaprune.inputs import Study
+from mhaprune.lab.experiments.ablate import Ablate
+from mhaprune.lab.experiments.examples import close_each, text_tables
+from mhaprune.lab.experiments.results import Results, present
+from mhaprune.lab.reporting.head_map import SmallMap, thumbnail
+from mhaprune.lab.sources.pretrained import tokens_of
+from mhaprune.progress import doing
+from mhaprune.recoveries.refit import Refit
+from mhaprune.schedules.budgets import is_share
+from mhaprune.schedules.one_shot import OneShot
+from mhaprune.scorers.base import Scorer
+from mhaprune.storage.store import write_bytes
+
+
+def small_page(heads: Any) -> str:
+    """Return what `repr` says with a map of the heads. Hollow squares are heads without effect."""
+    idle = heads.subject.without_effect
+    rows = [["0" if head in idle else "1" for head in heads.grid if head.block == block] for block in heads.grid.blocks]
+    small = thumbnail(SmallMap(repr(heads), ["".join(row) for row in rows]), 14)
+    names = "".join(f"<div>{escape(str(block))}</div>" for block in heads.grid.blocks)
+    side = '<div style="display:flex;gap:.7em;align-items:center;line-height:14px;font-size:11px;text-align:right">'
+    return f"<p>{escape(repr(heads))}</p>{side}<div>{names}</div>{small}</div>"
+
+
+TEXTS = 3
+"""Largest number of texts whose attention a page shows."""
+
+
+def report(
+    heads: Any,
+    path: str | Path | None,
+    by: Sequence[str | Scorer],
+    budgets: Sequence[float | int],
+    settings: Mapping[str, Any],
+    refit: bool,
+    tokenizer: Any,
+) -> Results:
+    """Run `experiment=ablate` with these settings on the heads, see `Heads.report`."""
+    experiment = Ablate(**settings)
+    heads.check_unchanged()
+    heads.check_removable()
+    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+        raise ValueError(f"path={path}: must be a file in a folder that exists")
+    for name in ("score", "choose", "report"):
+        two_examples(heads.splits, name)
+    if not by:
+        raise ValueError("by=[]: must name one scorer or more")
+    texts = heads.splits.report[:TEXTS]
+    if tokenizer is not None:
+        tokens_of(tokenizer, texts[:1].as_given())
+    experiment = replace(experiment, budgets=_allowed(heads, budgets))
+    study = replace(
+        Study.of(heads),
+        scorers=named_scorers(heads.subject, by),
+        schedules={"one_shot": sparing(heads, OneShot(), {})},
+        recoveries={"refit": Refit()} if refit else {},
+    )
+    title = f"The {heads.subject.counted} of {type(heads.subject.model).__name__}"
+    title += ", each counted as one head" if heads.subject.single is not None else ""
+    with doing(title):
+        findings = experiment(study)
+        if tokenizer is not None:
+            study = replace(study, tokens=lambda batch: tokens_of(tokenizer, batch.as_given()))
+            findings.tables.update(text_tables(study, range(len(texts)), close_each(study.subject, texts)))
+        results = present(experiment, study, findings, title)
+    then = "`heads.prune(mask=...)` removes heads for real, and `mhaprune.save` writes what is left."
+    first, sentences = results.first._replace(then=then), list(results.sentences)
+    if (window := heads.subject.window) is not None:
+        seen = f"the first {window[0]} tokens and the last {window[1]}"
+        units = heads.subject.counted
+        sentences.insert(1, f"“Removed” {units} stream here: they still see {seen}, and their weights stay.")
+        first = first._replace(
+            question=f"Which {units} can stream, that is, see only {seen}, and what does that bring?"
+        )
+    results = replace(results, first=first, sentences=sentences)
+    if path is not None:
+        write_bytes(Path(path), results.page({"heads": repr(heads)}).encode())
+    return results
+
+
+def _allowed(heads: Any, budgets: Sequence[float | int]) -> tuple[float | int, ...]:
+    """Return the budgets that can be met without the heads that cannot be removed. Raises ValueError for none."""
+    total, most = len(heads.grid), sum(head.block not in heads.proven.stuck for head in heads.grid)
+    allowed = tuple(size for size in budgets if (size * total if is_share(size) else size) <= most)
+    if not allowed:
+        raise ValueError(f"budgets={[*budgets]}: must be at most {most} heads, the others cannot be removed")
+    return allowed

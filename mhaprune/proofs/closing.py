@@ -1,0 +1,179 @@
+"""A closed block must leave nothing of its units: prove it, and gate the module around W_O if W_O is not all that reads
+them, as with an adapter that is not merged.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.discovery.layouts import LORA
+from mhaprune.discovery.neurons import name_neurons
+from mhaprune.hooks.attention_calls import AttentionCalls
+from mhaprune.hooks.blocks import Block, Unsupported, within
+from mhaprune.hooks.pytree import mapped, tensors_in
+from mhaprune.measure.outcomes import all_open
+from mhaprune.subjects.gated_model import GatedModel
+
+
+def closed_whole(subject: Any, batch: Any) -> tuple[Any, tuple[str, ...], Any]:
+    """Return the subject with its gates where they close all that reads the units, the maps that are left out, because
+    each reads the same neurons as another, and what the model says of the batch. Raises `Unsupported`, which names the
+    map, if there is no place for the gates of heads."""
+    beside, output = _read_beside(subject, batch)
+    leaks = set(_leaking(subject, batch)) if beside else set()
+    readers = Counter(source.rows for block in subject.blocks if block.kind == "neuron" for source in block.made_by)
+    wrapped = leaks | {
+        block.out for block in subject.blocks if any(readers[source.rows] > 1 for source in block.made_by)
+    }
+    if not wrapped:
+        return subject, (), output
+    outer = _around(subject, batch, wrapped)
+    taken: dict[str, str] = {}
+    left, out_of = [], list[str]()
+    for name, block in subject.by_name.items():
+        at = outer.get(block.out, "")
+        if not at and any(readers[source.rows] > 1 for source in block.made_by):
+            out_of.append(block.out)
+            continue
+        if any(place == at or within(block.out, place) for place in taken):
+            continue  # an adapter, which the gate of the map that it adapts closes too
+        taken |= {at: block.out} if at else {}
+        left.append((name, replace(block, gate_at=at, why_not=_why_not(block, outer))))
+    blocks = [block for _, block in left]
+    names = [name for name, block in left if block.kind != "neuron"]
+    names += name_neurons([block for block in blocks if block.kind == "neuron"])
+    if not blocks:
+        return subject, tuple(out_of), output
+    subject = subject.changed(blocks=tuple(blocks), names=tuple(names))
+    for out in _leaking(subject, batch) if leaks else ():
+        raise Unsupported(
+            f"{out}: is not all that reads its units, so closing them leaves a part of what they say; gate what reads"
+            " them, or merge it into this map first"
+        )
+    return subject, tuple(out_of), output
+
+
+@torch.enable_grad()
+def _read_beside(subject: Any, batch: Any) -> tuple[bool, Any]:
+    """Return whether outputs come from the units by another way than through the maps that are gated, and the outputs.
+    The graph of one pass tells; whether a way that it shows has an effect, only `_leaking` does."""
+    maps = set[Any]()
+
+    def passed(module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+        if len([*tensors_in((inputs, named))]) == 1:
+            maps.update(x.grad_fn for x in tensors_in(output))
+
+    with ExitStack() as stack:
+        for out in {block.out for block in subject.blocks}:
+            module = subject.module.get_submodule(out)
+            stack.callback(module.register_forward_hook(passed, with_kwargs=True).remove)
+        leaves = stack.enter_context(_with_zeros(subject))
+        output = subject.run_gated(batch)
+    ends = {id(leaf) for each in leaves.values() for leaf in each}
+    found, ahead = maps, [x.grad_fn for x in tensors_in(output)]
+    while ahead:
+        if (node := ahead.pop()) is None or node in found:
+            continue
+        if id(getattr(node, "variable", None)) in ends:
+            return True, mapped(output, Tensor.detach)
+        found.add(node)
+        ahead += [below for below, _ in node.next_functions]
+    return False, mapped(output, Tensor.detach)
+
+
+@contextmanager
+def _with_zeros(subject: Any) -> Iterator[dict[str, list[Tensor]]]:
+    """While the context lasts, add zeros to what attention computes, and to the sources of neurons. Yields the zeros by
+    the path of their module, each a leaf of the graph."""
+    leaves: dict[str, list[Tensor]] = {}
+    running: list[str] = []
+
+    def added(path: str, x: Tensor) -> Tensor:
+        leaf = torch.zeros_like(x).requires_grad_()
+        leaves.setdefault(path, []).append(leaf)
+        return x + leaf
+
+    def through(attend: Any, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
+        out = attend(query, key, value)
+        return added(running[-1], out) if running and isinstance(out, Tensor) else out
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
+    neurons = {source.rows.path for block in subject.blocks if block.kind == "neuron" for source in block.made_by}
+    with ExitStack() as stack:
+        for path in {block.path for block in subject.blocks if block.attends}:
+            module = subject.module.get_submodule(path)
+            stack.callback(module.register_forward_pre_hook(lambda *_, path=path: running.append(path)).remove)
+            stack.callback(module.register_forward_hook(leave).remove)
+        for path in neurons:
+            module = subject.module.get_submodule(path)
+            stack.callback(module.register_forward_hook(lambda m, x, output, path=path: added(path, output)).remove)
+        stack.enter_context(AttentionCalls(through))
+        yield leaves
+
+
+@torch.enable_grad()
+def _leaking(subject: Any, batch: Any) -> Iterator[str]:
+    """Yield the maps whose units still change an output while all of them are closed: outputs must have no derivative
+    in the zeros that are added to what these maps read."""
+    read: dict[str, Tensor] = {}
+
+    def seen(name: Any, x: Tensor) -> None:
+        read.setdefault(subject.by_name[name].out, x)
+
+    with _with_zeros(subject) as leaves:
+        outputs = subject.real_outputs(subject.run_gated(batch, 0 * all_open(subject, 1)[0], seen=seen), batch)
+    if not outputs.requires_grad:
+        return
+    weights = torch.linspace(0.5, 1.5, outputs.numel()).to(outputs).view(outputs.shape)
+    every = [leaf for each in leaves.values() for leaf in each]
+    gradients = torch.autograd.grad((outputs * weights).sum(), every, retain_graph=True, allow_unused=True)
+    moved = {id(leaf) for leaf, g in zip(every, gradients, strict=True) if g is not None and bool(g.any())}
+    for block in subject.blocks:
+        paths = [block.path] if block.attends else [source.rows.path for source in block.made_by]
+        mine = [leaf for path in paths for leaf in leaves.get(path, ()) if id(leaf) in moved]
+        if mine and (x := read.get(block.out)) is not None and x.requires_grad:
+            of_units = torch.autograd.grad(x.sum(), mine, retain_graph=True, allow_unused=True)
+            if any(each is not None for each in of_units):
+                yield block.out
+
+
+def _around(subject: GatedModel, batch: Any, outs: set[str]) -> dict[str, str]:
+    """Return, for each of these maps, the largest module around it that has the same input as its first one."""
+    read: dict[str, Any] = {}
+
+    def reading(path: str) -> Any:
+        def keep(module: nn.Module, inputs: Any) -> None:
+            read.setdefault(path, next(tensors_in(inputs), None))
+
+        return keep
+
+    above = {out: [out.rsplit(".", n)[0] for n in range(1, out.count(".") + 1)] for out in outs}
+    with torch.no_grad(), ExitStack() as stack:
+        for path in {path for out in outs for path in (out, *above[out])}:
+            hook = subject.module.get_submodule(path).register_forward_pre_hook(reading(path))
+            stack.callback(hook.remove)
+        subject.run_gated(batch)
+    found = {}
+    for out, paths in above.items():
+        same = [path for path in paths if _same(read.get(path), read.get(out))]
+        if same:
+            found[out] = max(same, key=paths.index)
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    alike = isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
+    return alike and one.data_ptr() == other.data_ptr()
+
+
+def _why_not(block: Block, outer: dict[str, str]) -> str:
+    if block.out not in outer or LORA in block.why_not:
+        return block.why_not
+    return f"{block.out} and other maps of {outer[block.out]} read them"

@@ -1,0 +1,1 @@
+"""Write and read models that have lost heads."""

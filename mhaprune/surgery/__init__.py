@@ -1,0 +1,1 @@
+"""Remove heads from a model, and describe what is left."""

@@ -1,0 +1,304 @@
+"""Give a freshly built model the shapes that a removal of heads left.
+
+This file imports nothing of mhaprune but `windows`. A copy of both lies in saved folders, so that they can be read
+without mhaprune.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mhaprune.hooks.windows import Generate, attend_in_windows
+
+UNEVEN = "mhaprune_uneven_"
+"""The begin of the names of the attention for layers that lost heads unevenly. The name of the attention that then
+computes follows."""
+
+VIEWS = {Tensor.view, Tensor.reshape, torch.reshape}
+SPLITS = {Tensor.split, torch.split}
+
+
+def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give a model the shapes and attributes that are left, in place."""
+    give_shapes(model, shapes, attributes)
+    finish(model, attributes)
+
+
+def give_shapes(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give weights, by the path of their linear module or their own, these smaller shapes, in place. Those of linear
+    modules are not filled."""
+    tied = ties(model)
+    for path, shape in shapes.items():
+        owner, _, name = path.rpartition(".")
+        module = getattr(model.get_submodule(owner), name)
+        if isinstance(module, Tensor):
+            dim = next(d for d, size in enumerate(shape) if size != module.shape[d])
+            holders = (values for of, values in attributes.items() if path.startswith(f"{of}." if of else ""))
+            kept = (values.get("kept_numbers") for values in holders)
+            heads = next(filter(None, kept), range(shape[dim]))
+            keep_numbers(model, path, heads, dim, module.shape[dim] * len(heads) // shape[dim])
+            continue
+        outputs = shape[0] if isinstance(module, nn.Linear) else shape[1]
+        bias = None if module.bias is None else module.bias.new_empty(outputs)
+        store(module, module.weight.new_empty(tuple(shape)), bias)
+    tie(model, tied)
+
+
+def ties(model: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [several for several in names.values() if len(several) > 1]
+
+
+def tie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
+    """Make parameters one again, in place, if they were cut to the same shape."""
+    for first, *others in tied:
+        parameter = model.get_parameter(first)
+        for path in others:
+            owner, _, name = path.rpartition(".")
+            if model.get_parameter(path).shape == parameter.shape:
+                setattr(model.get_submodule(owner), name, parameter)
+
+
+def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Set attributes of modules, by path. The weights of the modules must have the new shapes already."""
+    for path, values in attributes.items():
+        module = model.get_submodule(path)
+        if any(name.startswith("config.") for name in values):
+            module.config = copy.copy(module.config)  # from which only this layer reads its sizes
+        for name, value in values.items():
+            owner = module.config if name.startswith("config.") else module
+            name = name.removeprefix("config.")
+            if not isinstance(getattr(owner, name, value), int | float | list | None):
+                raise ValueError(f"config.mhaprune: {path}.{name} counts no heads")
+            setattr(owner, name, value)
+        if "inputs_of_heads" in values or "sizes_of_heads" in values:
+            sizes = getattr(module, "sizes_of_heads", None)
+            surround(module, forward_of_fewer_heads, sizes and Sizes(dict(pairs(sizes))))
+        if "silent_columns" in values:
+            surround(module, forward_without_silent)
+        if values.keys() & {"kept_of_kv", "kept_heads", "streams"}:
+            attend_unevenly(model, path)
+        if "streams" in values:
+            model.generate = Generate(model)
+
+
+def surround(module: Any, function: Any, *facts: Any) -> None:
+    """Make each call of a module a call of this function, which is given the module and its forward so far."""
+    inner = vars(module).get("forward") or Forward(module)
+    if isinstance(inner, partial) and inner.func.__name__ == function.__name__:  # of an earlier removal
+        inner = inner.args[1]
+    module.forward = partial(function, module, inner, *facts)
+
+
+class Forward:
+    """The forward of the class of a module."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return type(self.module).forward(self.module, *arguments, **named)
+
+
+def forward_without_silent(module: Any, inner: Any, x: Tensor) -> Any:
+    """Call W_O of a layer without heads. It reads zeros from the silent head, so no training can wake it."""
+    return inner(nn.functional.pad(x[..., module.silent_columns :], (module.silent_columns, 0)))
+
+
+def attend_unevenly(model: Any, path: str) -> None:
+    """Make the attention module at `path` compute by `attend`, with the same kind of attention as before."""
+    parts = [part for place, part in model.named_modules() if path.startswith(f"{place}." if place else "")]
+    if not (parts := [part for part in parts if hasattr(part, "set_attn_implementation")]):
+        raise ValueError(f"{path}: has heads that differ, which only a model of transformers can")
+    config = getattr(model.get_submodule(path), "config", parts[-1].config)
+    kind = str(config._attn_implementation or "eager").removeprefix(UNEVEN)
+    if not can_be_uneven(kind):
+        warnings.warn(f"attn_implementation={kind}: is now sdpa, as heads were removed unevenly", stacklevel=2)
+        kind = "sdpa"
+    for part in parts:
+        part.set_attn_implementation = Switch(part, kind)
+    config._attn_implementation = register(kind)
+
+
+def can_be_uneven(kind: str) -> bool:
+    """Return whether `attend` can compute by this attention: fused, eager, or a function of the user's."""
+    from transformers import AttentionInterface
+
+    function = AttentionInterface().get(kind)
+    own = function is not None and not getattr(function, "__module__", "").startswith("transformers.")
+    return kind in ("sdpa", "eager") or (own and "/" not in kind)
+
+
+class Switch:
+    """The `set_attn_implementation` of a model that lost heads unevenly: it switches to another attention, in the form
+    that `attend` computes. A process that unpickles it knows this form."""
+
+    def __init__(self, part: Any, kind: str) -> None:
+        self.part, self.kind = part, kind
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        register(self.kind)
+
+    def __call__(self, attn_implementation: Any, **_: Any) -> None:
+        kind = str(attn_implementation).removeprefix(UNEVEN)
+        if not can_be_uneven(kind):
+            allowed = "must be sdpa, eager or a function of your own, as heads were removed unevenly"
+            raise ValueError(f"attn_implementation={attn_implementation}: {allowed}")
+        if kind in ("sdpa", "eager"):
+            self.part.get_correct_attn_implementation(kind)  # raises if the model has none of this kind
+        self.kind, name = kind, register(kind)
+        type(self.part).set_attn_implementation(self.part, name)
+        configs: list[Any] = [getattr(module, "config", None) for module in self.part.modules()]
+        for config in configs:
+            if hasattr(config, "_attn_implementation"):
+                config._attn_implementation = name  # also of a single layer, see `finish`
+
+
+def keep_numbers(model: Any, path: str, kept: Sequence[int], dim: int, heads: int) -> Tensor:
+    """Keep only the numbers of the heads `kept` in a parameter or buffer, in place. Return what is left. `heads` is the
+    number of heads before."""
+    owner, _, name = path.rpartition(".")
+    tensor = getattr(model.get_submodule(owner), name)
+    places = torch.arange(tensor.shape[dim], device=tensor.device).unflatten(0, (heads, -1))
+    left = tensor.detach().index_select(dim, places[list(kept)].flatten())
+    if isinstance(tensor, nn.Parameter):
+        left = nn.Parameter(left, tensor.requires_grad)
+    setattr(model.get_submodule(owner), name, left)
+    return left
+
+
+def forward_of_fewer_heads(module: Any, inner: Any, sizes: Sizes | None, *arguments: Any, **named: Any) -> Any:
+    """Call an attention module that was written for all heads, with the kept heads of its arguments and with the sizes
+    that are left."""
+    if hasattr(module, "inputs_of_heads"):
+        given: dict[Any, Any] = {**dict(enumerate(arguments)), **named}
+        for key, dim in pairs(module.inputs_of_heads):
+            if isinstance(x := given.get(key), Tensor) and x.shape[dim] % module.all_heads == 0:
+                heads = torch.tensor(module.kept_numbers, device=x.device)
+                by_head = x.unflatten(dim, (-1, module.all_heads))  # examples and heads may share the dimension
+                given[key] = by_head.index_select(dim, heads).flatten(dim - 1, dim)
+        arguments, named = tuple(given.pop(n) for n in range(len(arguments))), given
+    with sizes or nullcontext():
+        return inner(*arguments, **named)
+
+
+def pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return the pairs of a list of first, second, first, second, ..."""
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+class Sizes(TorchFunctionMode):
+    """A mode of torch in which code that names the sizes of all heads gets those of the kept ones.
+
+    `now` holds the present number of heads, and the present widths, by the ones that the code names. Translated are
+    views that split a width into heads or join heads to a width, and splits of a width.
+    """
+
+    def __init__(self, now: Mapping[int, int]) -> None:
+        super().__init__()
+        self.now = now
+        self.before = {new: [old for old in now if now[old] == new] for new in now.values()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in VIEWS and len(args) > 1 and not isinstance(args[1], torch.dtype):
+            sizes = args[1] if isinstance(args[1], tuple | list) else args[1:]
+            args = (args[0], self._viewed(args[0].shape, sizes))
+        elif func in SPLITS and len(args) > 1:
+            x, size, *dim = args
+            if (dim[0] if dim else (kwargs or {}).get("dim", 0)) in (-1, x.dim() - 1):  # not along positions
+                args = (x, self._split(x.shape[-1], size), *dim)
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _viewed(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
+        if len(shape) > 1 and sizes and whole(shape[-1], sizes[-1]):
+            if shape[-1] in self.before:
+                sizes = self._in_heads(shape, sizes)
+            if (new := self.now.get(sizes[-1])) and new * math.prod(sizes[:-1]) == math.prod(shape):
+                return [*sizes[:-1], new]
+        return sizes
+
+    def _in_heads(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
+        width, lead, tail = shape[-1], sizes[: len(shape) - 1], sizes[len(shape) - 1 :]
+        for old in self.before[width] if whole(*tail) else ():
+            parts = [old // -math.prod(tail) if each == -1 else each for each in tail]
+            if math.prod(parts) == old and all(a in (-1, b) for a, b in zip(lead, shape[:-1], strict=True)):
+                # The heads stand before their width, as a rule; so also where both, or heads and parts, are as many.
+                for n in sorted(range(len(parts)), key=lambda n: (n != len(parts) - 2, -n)):
+                    if self.now.get(parts[n], 0) * old == parts[n] * width:
+                        return [*lead, *parts[:n], self.now[parts[n]], *parts[n + 1 :]]
+        return sizes
+
+    def _split(self, width: Any, size: Any) -> Any:
+        parts = size if isinstance(size, tuple | list) else [size]
+        if whole(width, *parts) and any(old % sum(parts) == 0 for old in self.before.get(width, ())):
+            parts = [self.now.get(each, each) for each in parts]
+        return list(parts) if isinstance(size, tuple | list) else parts[0]
+
+
+def whole(*sizes: Any) -> bool:
+    """Return whether all sizes are numbers, and none a symbol of an export."""
+    return {*map(type, sizes)} <= {int}
+
+
+def store(module: Any, weight: Tensor, bias: Tensor | None) -> None:
+    """Put a weight and a bias into a linear module."""
+    module.weight = nn.Parameter(weight, requires_grad=module.weight.requires_grad)
+    if bias is not None:
+        module.bias = nn.Parameter(bias, requires_grad=module.bias.requires_grad)
+    names = ("out_features", "in_features") if isinstance(module, nn.Linear) else ("nx", "nf")
+    for name, size in zip(names, weight.shape, strict=True):
+        setattr(module, name, size)
+
+
+def register(kind: str) -> str:
+    """Make the uneven form of a kind of attention known to transformers. Return its name."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    name, masks = f"{UNEVEN}{kind}", AttentionMaskInterface()
+    AttentionInterface.register(name, attend)
+    if kind in masks:
+        AttentionMaskInterface.register(name, masks[kind])
+    return name
+
+
+def attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Call the attention that a model had for layers that lost heads unevenly: each query head gets its own keys,
+    values and part of the position bias."""
+    from transformers import AttentionInterface
+
+    config = getattr(module, "config", None)
+    kind = getattr(config, "_attn_implementation", "sdpa").removeprefix(UNEVEN)
+    if kind == "eager":
+        homes = (vars(sys.modules[base.__module__]) for base in type(module).__mro__)
+        compute = next(home["eager_attention_forward"] for home in homes if "eager_attention_forward" in home)
+    else:
+        compute = AttentionInterface()[kind]
+    heads, of_kv = getattr(module, "kept_heads", None), getattr(module, "kept_of_kv", None)
+    bias = options.get("position_bias")
+    if heads is not None and bias is not None and bias.shape[1] != len(heads):
+        options["position_bias"] = bias[:, heads]
+    if getattr(module, "streams", None):
+        dtype = query.dtype if kind == "eager" else None
+        return attend_in_windows(compute, module, query, key, value, attention_mask, of_kv, dtype, options)
+    if of_kv is not None:
+        key, value = key[:, of_kv], value[:, of_kv]
+    result: tuple[Tensor, Tensor | None] = compute(module, query, key, value, attention_mask, **options)
+    return result

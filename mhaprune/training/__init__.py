@@ -1,0 +1,1 @@
+"""Train any model: one loop for all."""

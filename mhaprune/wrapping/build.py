@@ -1,0 +1,339 @@
+"""Find and prove the heads of any model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.data import Splits
+from mhaprune.discovery.hints import check_attention, unseen
+from mhaprune.discovery.neurons import find_neurons, name_neurons
+from mhaprune.discovery.trace import discover
+from mhaprune.heads import BlockId, HeadGrid, HeadMask
+from mhaprune.hooks.blocks import AttentionBlock, Block, Unsupported, name_blocks
+from mhaprune.hooks.eval_mode import at_rest
+from mhaprune.hooks.pytree import mapped, precise
+from mhaprune.losses import Drift, Judge, check_counted, check_fits, name_of, quality_for, unit_of
+from mhaprune.measure.outcomes import weight_sums
+from mhaprune.proofs.block_by_block import BlockProof
+from mhaprune.proofs.closing import closed_whole
+from mhaprune.proofs.whole_model import NotByExample, Proofs, check_fullest, prove_gates, prove_removal
+from mhaprune.storage.cache import Cache
+from mhaprune.subjects.batches import Batches
+from mhaprune.surgery.removal import MORE_COUNTS, with_more_counts
+from mhaprune.surgery.streaming import for_streaming
+from mhaprune.surgery.torch_attention import converted
+from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME, UNITS
+from mhaprune.wrapping.checks import check_buffers, check_call, check_conversion, check_weights
+from mhaprune.wrapping.wrapped_model import WrappedModel
+
+KEPT = 2**26
+"""The most bytes of recorded inputs that are kept for the proofs of later removals; more are recorded again."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ModelWithData:
+    """A wrapped model with its examples and the results of the proofs."""
+
+    subject: WrappedModel
+    splits: Splits[Batches]
+    """The batches of `score` and, where they were given, `choose`, `report` and `train`."""
+    quality_name: str
+    proven: Proofs
+    seed: int
+    """The seed of scores that draw random numbers."""
+    unseen: tuple[str, ...] = ()
+    """The paths of the attention layers in which no head was found."""
+    weights: tuple[int, ...] = ()
+    """The weights that were proved, as `weight_sums`."""
+    proof: BlockProof | None = None
+    """The proof of a removal with its recorded inputs, if these are small."""
+
+    def __repr__(self) -> str:
+        blocks, subject, stuck = len(self.subject.blocks), self.subject, self.proven.stuck
+        idle = [head for head in self.grid if head in subject.without_effect]
+        free = sum(head.block not in stuck for head in self.grid)
+        parts = [
+            f"{len(self.grid)} {subject.counted} in {blocks} block{'s' * (blocks != 1)}",
+            f"{len(idle)} without effect ({_first(idle)})" if idle else "all with an effect",
+            "all removable" if free == len(self.grid) else f"{free} removable",
+        ]
+        if subject.without_gradient:
+            parts[1] += f", {_first(sorted(subject.without_gradient))} without a derivative, so gradient scores fail"
+        if free == 0 and stuck:
+            parts[2] = f"none removable: {self.proven.why_not}"
+        elif stuck:
+            parts[2] += f" ({_first([f'{block} is not: {reason}' for block, reason in stuck.items()])})"
+        if self.proven.beside:
+            parts.append("the loss of an example depends on the others of its batch")
+        if subject.prove == "none":
+            parts[1:] = ["not proved"]
+        return ", ".join(parts) + (f"; not seen: {_first(self.unseen)}" if self.unseen else "")
+
+    @property
+    def grid(self) -> HeadGrid:
+        """The heads by name, in the order of the flat axis N."""
+        return self.subject.grid
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Names that tables show, by column: the quality, the timed call, the unit of the loss, and what counts as one
+        head if that is a set of heads."""
+        sets = {UNITS: self.subject.counted} if self.subject.counted != "heads" else {}
+        return {
+            **sets,
+            QUALITY_NAME: self.quality_name,
+            TIMED_NAME: "a forward pass",
+            LOSS_UNIT: unit_of(self.subject.loss),
+        }
+
+    def check_unchanged(self) -> None:
+        """Raise ValueError if the weights are no longer those that were proved."""
+        if self.weights and weight_sums(self.subject.model) != self.weights:
+            raise ValueError(
+                "model: its weights have changed since wrap, so that scores and proofs are not of this model; wrap it"
+                " again"
+            )
+
+    def check_removable(self, mask: HeadMask | None = None) -> None:
+        """Raise `Unsupported` if the heads of a mask can be gated but not removed; without a mask, if none of the
+        model's heads can be removed."""
+        why_not = self.proven.why_not
+        if mask is not None:
+            touched = dict.fromkeys(head.block for head in mask.removed)
+            why_not = next((self.proven.stuck[block] for block in touched if block in self.proven.stuck), "")
+        if why_not:
+            raise Unsupported(f"heads of this model can be gated, not removed: {why_not}")
+
+
+def understand(
+    model: nn.Module,
+    loss: Judge,
+    given: Mapping[str, Any],
+    quality: Judge | None = None,
+    blocks: Sequence[AttentionBlock | Block] | None = None,
+    call: Callable[[nn.Module, Any], Any] | None = None,
+    seed: int = 0,
+    prove: str = "blocks",
+    workers: int = 0,
+    cache: str | Path | None = None,
+    units: Collection[str] = ("head",),
+) -> ModelWithData:
+    """Find and prove the heads of a model, see `mhaprune.wrap`; `given` holds the batches of each split, or None."""
+    if cache is not None and not str(cache):
+        raise ValueError("cache='': must name a folder; leave it out to keep nothing")
+    kept = None if cache is None else Cache(cache)
+    sums = check_weights(model)
+    splits = {
+        name: Batches.of(batches, name) for name, batches in given.items() if batches is not None or name == "score"
+    }
+    run, quality = call or call_plainly, quality or quality_for(loss)
+    whole, model = model, converted(model)
+    weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
+    tried = Batches.extremes([*splits.values()])
+    batch = tried.first(len(tried)).converted(weight.device, weight.dtype)
+    check_buffers(model, lambda: run(model, batch.arguments()))
+    found, names, not_seen, alone = _blocks(model, blocks, batch, run, units)
+    for name, split in splits.items():
+        check_counted(loss, split, name)
+        check_fits(model, {"loss": loss, "quality": quality}, split)
+    subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run, prove=prove, sample=batch[:1])
+    subject, shared, last = closed_whole(subject, batch[-1:])
+    if len(shared) == len(subject.blocks):
+        raise Unsupported(no_neurons(model, units))
+    not_seen += shared
+    if judge := _drift_of(loss, quality, splits["score"], call):
+        splits = {name: with_dense(subject, split, judge) for name, split in splits.items()}
+        tried = Batches.extremes([*splits.values()])
+    try:
+        proved, proof, proven = prove_gates(subject, tried, (alone, last), prove)
+    except NotByExample as error:  # experts, that are sent some of the tokens
+        not_seen += tuple(error.args[0])
+        left = [(name, block) for name, block in subject.by_name.items() if block.out not in not_seen]
+        if not left:
+            raise Unsupported(no_neurons(model, units)) from None
+        names, found = (list(each) for each in zip(*left, strict=True))
+        subject = subject.changed(names=tuple(names), blocks=tuple(found))
+        proved, proof, proven = prove_gates(subject, tried, (alone, last), prove)
+    if prove != "none":
+        check_fullest(proved, Batches.fullest([*splits.values()]), tried)
+    if whole is not model and proof is not None:
+        check_conversion(whole, subject, proof.batches[0])
+    subject, proven = with_removal(proved, proof, proven)
+    facts = {"without_effect": proven.without_effect, "without_gradient": proven.without_gradient}
+    sets = {name: frozenset(heads) for name, heads in facts.items()}
+    subject = subject.changed(**sets, workers=workers, cache=kept)
+    data = Splits(**splits, proof=tried)
+    weights = sums if whole is model else weight_sums(model)
+    kept_proof = small(proof) if prove == "blocks" else None
+    return ModelWithData(subject, data, name_of(quality), proven, seed, not_seen, weights, kept_proof)
+
+
+def small(proof: BlockProof | None) -> BlockProof | None:
+    """Return a proof if what it has recorded is small; else None."""
+    return proof if proof is not None and proof.recorded_bytes() <= KEPT else None
+
+
+Found = TypeVar("Found", bound=ModelWithData)
+
+
+def proved_again(found: Found, subject: WrappedModel) -> Found:
+    """Return a wrapped model with another subject, whose removals were proved."""
+    proof = BlockProof(subject, found.splits.proof).recorded()
+    subject, proven = with_removal(subject, proof, found.proven)
+    return replace(found, subject=subject, proven=proven, proof=small(proof))
+
+
+def with_window(found: Found, sink: int, recent: int) -> Found:
+    """Return a wrapped model whose closed heads see only a window, see `Heads.streaming`."""
+    if any(block.kind != "head" for block in found.subject.blocks):
+        raise Unsupported("units: neurons cannot stream, wrap with heads alone")
+    subject = found.subject.streaming((sink, recent))
+    subject = subject.with_module(subject.model, [for_streaming(subject.model, block) for block in subject.blocks])
+    found = proved_again(found, subject.changed(prove=subject.prove.replace("none", "blocks")))
+    if why_not := found.proven.why_not:
+        raise Unsupported(f"heads of this model cannot stream: {why_not}")
+    return found
+
+
+def _blocks(
+    model: nn.Module,
+    given: Sequence[AttentionBlock | Block] | None,
+    batch: Batches,
+    run: Callable[[nn.Module, Any], Any],
+    units: Collection[str],
+) -> tuple[list[Block], list[BlockId], tuple[str, ...], Any]:
+    """Return the blocks of a model with their names, the paths of attention in no block, and what the model returned
+    for the first example of a batch alone."""
+    if not units:
+        raise ValueError("units=[]: must name head, neuron or both")
+    try:
+        attention, overlooked, alone = _attention(model, given, batch, run)
+    except Unsupported:
+        if "head" in units:
+            raise
+        with torch.no_grad(), at_rest(model):  # neurons need no attention
+            attention, overlooked, alone = [], [], run(model, batch[:1].arguments())
+    names, not_seen = name_blocks([block.path for block in attention]), tuple(unseen(model, attention, overlooked))
+    if "neuron" not in units:
+        return attention, names, not_seen, alone
+    neurons, experts = find_neurons(model, attention, lambda: run(model, batch[:1].arguments()))
+    not_seen += experts
+    if not neurons and not (experts and "head" in units):
+        raise Unsupported(no_neurons(model, units))
+    found = [*(attention if "head" in units else []), *neurons]
+    return found, [*names[: len(found) - len(neurons)], *name_neurons(neurons)], not_seen, alone
+
+
+def no_neurons(model: nn.Module, units: Collection[str]) -> str:
+    """Return the message for a model in which no neurons were found."""
+    packed = next((name for name, weight in model.named_parameters() if weight.dim() == 3), None)
+    return (
+        f"units={list(units)}: {type(model).__name__} has no neurons: no linear map has inputs that other"
+        " linear maps make one by one, at every position"
+        + (f", and {packed} is a tensor of several experts, which cannot be cut" if packed else "")
+    )
+
+
+def _attention(
+    model: nn.Module,
+    given: Sequence[AttentionBlock | Block] | None,
+    batch: Batches,
+    run: Callable[[nn.Module, Any], Any],
+) -> tuple[list[Block], list[str], Any]:
+    """Return the blocks of attention, see `_blocks`."""
+    outputs: list[Any] = []
+
+    def passing(model: nn.Module) -> None:
+        output = run(model, batch[:1].arguments())
+        outputs.append(mapped(output, Tensor.detach))
+
+    if given is None:
+        try:
+            found, overlooked = discover(model, passing)
+            return found, overlooked, outputs[0]  # a later one may be of other numbers
+        except Exception as error:
+            if isinstance(error, Unsupported):
+                raise
+            check_call(model, batch, run)  # the plain call, whose error says more
+            reason = " ".join(str(error).split())[:200]
+            raise Unsupported(f"model: its gradients cannot be traced ({type(error).__name__}: {reason})") from error
+    if not given:
+        raise ValueError("blocks=[]: must name an attention layer, or be left out")
+    check_call(model, batch, run)
+    found = [block if isinstance(block, Block) else block.completed(model) for block in given]
+    if twice := [block.path for n, block in enumerate(found) if block.out in {other.out for other in found[:n]}]:
+        raise ValueError(f"blocks: names {twice[0]} twice, must name each layer once")
+    check_attention(model, [block for block in found if block.attends], partial(passing, model))
+    return found, [], outputs[0]
+
+
+def _drift_of(
+    loss: Judge, quality: Judge, score: Batches, call: Callable[[nn.Module, Any], Any] | None
+) -> Drift | None:
+    """Return the `Drift` that judges the model, or None. Raises ValueError for batches or judges that do not fit it."""
+    drifts = [judge for judge in (loss, quality) if isinstance(judge, Drift)]
+    if len({judge.represent for judge in drifts}) > 1:
+        raise ValueError("quality: looks at the output in another way than the loss, both must share one `represent`")
+    if len(drifts) == 2 and call is None and score.form is tuple and len(score.names) > 1:
+        raise ValueError(
+            f"score: a batch is a tuple of {len(score.names)}, the last of them a target that drift does not read;"
+            " if it is an input, give dicts, or call=lambda model, batch: model(*batch); if not, give the inputs alone"
+        )
+    return drifts[0] if drifts else None
+
+
+def with_removal(subject: Any, proof: BlockProof | None, proven: Proofs) -> tuple[WrappedModel, Proofs]:
+    """Prove that heads can be removed. Blocks that fail are tried again with their sizes read in other ways."""
+    difference, stuck = prove_removal(proof, subject, subject.prove)
+    for look in LOOKS:
+        failed = {name for name in stuck if not (block := subject.by_name[name]).why_not and block.kind == "head"}
+        if not failed:
+            break
+        blocks = [look(subject.module, block) if name in failed else block for name, block in subject.by_name.items()]
+        looked = subject.changed(blocks=tuple(blocks))
+        again, left = prove_removal(proof, looked, subject.prove)
+        if len(left) < len(stuck):
+            subject, difference, stuck = looked, again, left
+    none = all(name in stuck for name, block in subject.by_name.items() if block.heads)
+    reasons = [
+        f"{subject.by_name[name].path}: {reason}" if subject.by_name[name].why_not else reason
+        for name, reason in stuck.items()
+    ]
+    why_not = reasons[0] if none and reasons else ""
+    return subject, proven._replace(difference=difference, stuck=stuck, why_not=why_not)
+
+
+Look = Callable[[nn.Module, Block], Block]
+LOOKS: tuple[Look, ...] = (
+    *(partial(with_more_counts, words=words) for words in MORE_COUNTS),
+    *(lambda model, block, left=left: replace(block, translated=True, as_written=left) for left in (True, False)),
+)
+"""Other ways to read which sizes in the code of a layer count its heads. The proofs decide whether one is right."""
+
+
+def call_plainly(model: nn.Module, arguments: Any) -> Any:
+    """Call a model with a batch: a dict by names, a tuple without its last part, the target."""
+    if isinstance(arguments, Mapping):
+        return model(**arguments)
+    return model(*(arguments[:-1] or arguments)) if isinstance(arguments, tuple) else model(arguments)
+
+
+def with_dense(subject: WrappedModel, split: Batches, judge: Drift, batch_size: int = 64) -> Batches:
+    """Return the split with the dense model's output for each example."""
+    said: list[Tensor] = []
+    with torch.no_grad():
+        for part in split.batches(batch_size):
+            batch = part.converted(subject.device, subject.dtype)
+            said.append(precise(judge.represent(subject.run_gated(batch), batch.as_given())))
+    return split.with_dense(torch.cat(said))
+
+
+def _first(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names[:8])) + (", ..." if len(names) > 8 else "")
