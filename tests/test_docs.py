@@ -102,7 +102,7 @@ def test_every_command_can_be_composed(page: Path) -> None:
 def test_every_script_that_is_named_is_there(page: Path) -> None:
     """But for lines that first go back to an older commit."""
     text = re.sub(r"^.*git switch --detach.*$", "", page.read_text(), flags=re.M)
-    for name in re.findall(r"(?<![\w/])((?:scripts|docs|tests)/[\w/]+\.(?:py|sh))", text):
+    for name in re.findall(r"(?<![\w/])((?:scripts|research|docs|tests)/[\w/]+\.(?:py|sh))", text):
         assert (ROOT / name).is_file(), name
 
 

@@ -161,7 +161,7 @@ def test_the_page_and_the_summary_count_what_was_found() -> None:
         "Only a part of the heads is found in led.",
         "Skipped: einops needs the package einops.",
     ]
-    frame = "before\n<!-- tables by scripts/families.py -->\nold\n<!-- end -->\nafter"
+    frame = "before\n<!-- tables by research/families.py -->\nold\n<!-- end -->\nafter"
     lines = families_report.page(frame, rows()).splitlines()
     assert "old" not in lines
     assert {"before", "after", "<!-- end -->"} <= {*lines}
@@ -173,7 +173,7 @@ def test_the_page_and_the_summary_count_what_was_found() -> None:
     ]
     wrong = Row("llama", "eager", 8, outcome="raw", reason="KeyError: 'x'")
     assert any(line.startswith("WRONG: Row(model='llama'") for line in families_report.summary([wrong]))
-    with pytest.raises(ValueError, match="has no lines <!-- tables by scripts/families.py -->"):
+    with pytest.raises(ValueError, match="has no lines <!-- tables by research/families.py -->"):
         families_report.page("nothing", rows())
 
 
@@ -187,7 +187,7 @@ def test_the_page_is_that_of_its_rows() -> None:
 def test_a_page_is_written_from_the_rows_of_a_file(tmp_path: Path) -> None:
     file, place = tmp_path / "found.csv", tmp_path / "page.md"
     pd.DataFrame(rows()).to_csv(file, index=False)
-    place.write_text("<!-- tables by scripts/families.py -->\n<!-- end -->\n")
+    place.write_text("<!-- tables by research/families.py -->\n<!-- end -->\n")
     assert families_report.main([str(file), "--page", str(place)]) == 0
     assert families_report.page(place.read_text(), rows()) == place.read_text()
     found = families_report.read(tmp_path / families_report.ALL)

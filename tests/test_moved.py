@@ -9,7 +9,15 @@ from mhaprune.lab.tasks.sort import Sort
 from mhaprune.moved import MOVED
 from mhaprune.settings.plugins import find_class
 
-OLD = ["tasks.base", "tasks.sort", "experiments.base", "model.training", "runs.run", "sources.source", "reporting.plots"]
+OLD = [
+    "tasks.base",
+    "tasks.sort",
+    "experiments.base",
+    "model.training",
+    "runs.run",
+    "sources.source",
+    "reporting.plots",
+]
 
 
 @pytest.mark.parametrize("old", [*MOVED, *(f"mhaprune.{name}" for name in OLD)])

@@ -32,9 +32,10 @@ def run_here(main: Callable[[Sequence[str]], int], *arguments: str) -> Done:
 
 
 def run_script(name: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run one of `scripts/` as a user would."""
+    """Run one of `scripts/` or of `research/` as a user would."""
+    folder = next(folder for folder in ("scripts", "research") if (ROOT / folder / name).exists())
     return subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / name), *arguments],
+        [sys.executable, str(ROOT / folder / name), *arguments],
         capture_output=True,
         text=True,
         cwd=cwd,

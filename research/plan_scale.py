@@ -7,6 +7,8 @@ from the operations and an assumed speed.
 
 With --check, models of three small depths are really scored, and their counted operations stand beside the plan.
 Needs pip install -e '.[hf]'.
+
+Made docs/findings/large-models.md.
 """
 
 import argparse

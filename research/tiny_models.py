@@ -1,6 +1,8 @@
 """Tiny models for families.py: those of families.yaml, of timm, torchvision, x-transformers and torch.nn, and by hand.
 
 Dimensions: B = batch, T = positions, H = heads, K = head_dim, D = width.
+
+Made docs/findings/families.md.
 """
 
 from __future__ import annotations

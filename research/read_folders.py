@@ -1,9 +1,11 @@
 """Read saved models in a new process, and compare their outputs with those from before.
 
-`python scripts/read_folders.py FOLDER` reads every model in FOLDER with `mhaprune.load`. With `--alone` transformers
+`python research/read_folders.py FOLDER` reads every model in FOLDER with `mhaprune.load`. With `--alone` transformers
 reads them as the README.md in each folder says, and mhaprune cannot be imported. Beside the folder NAME stands NAME.pt
 with a batch and the outputs. It prints JSON: for each name the largest difference relative to the largest output, or
 an error. families.py runs it.
+
+Made docs/findings/families.md.
 """
 
 from __future__ import annotations

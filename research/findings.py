@@ -1,8 +1,10 @@
 """Test the claims of results/claims.yaml on models and examples that nobody has looked at.
 
-`python scripts/findings.py` trains and measures the models of all studies, which takes hours; the same command goes on
-with what is left. `python scripts/findings.py sort reverse` does two of the studies. Settings hold for all jobs:
+`python research/findings.py` trains and measures the models of all studies, which takes hours; the same command goes on
+with what is left. `python research/findings.py sort reverse` does two of the studies. Settings hold for all jobs:
 `launch=joblib`. It prints a table: what is claimed, what was found, and whether the claim holds.
+
+Made docs/findings/claims.md.
 """
 
 from __future__ import annotations
