@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hydra
 import pytest
+from hydra.core.config_store import ConfigStore
 
 import mhaprune
 from mhaprune.lab.cli.command_line import described, main
@@ -112,6 +113,16 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("untrained")
+def test_a_sweeper_that_would_not_be_asked_is_refused() -> None:
+    ConfigStore.instance().store("other", {"_target_": "other.Search"}, "hydra/sweeper")
+    done = run_here(main, "-m", "hydra/sweeper=other", "seed=0,1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert (
+        done.stderr
+        == "error: hydra/sweeper: other.Search is not supported, must be basic, which does all jobs of a grid\n"
+    )
+
+
 @pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[" ".join(arguments) for arguments, _ in REFUSED])
 def test_what_cannot_be_is_refused_in_one_line_and_leaves_no_folder(
     arguments: list[str], message: str, tmp_path: Path

@@ -37,6 +37,10 @@ Values = Callable[[DictConfig, Sequence[str]], dict[str, Any]]
 """A function that takes a config and the overrides that made it, and returns the config as plain values."""
 
 
+BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+"""The only sweeper of Hydra whose jobs are done here."""
+
+
 class NoCallbacks:
     """Stands for the callbacks of Hydra, which see single runs only."""
 
@@ -122,6 +126,8 @@ def launch(
 ) -> None:
     """Do the sweep that this multirun config describes. `task` is called for each job, with the settings of the job and
     the number of the start."""
+    if (sweeper := config.hydra.sweeper.get("_target_")) != BASIC:
+        raise ValueError(f"hydra/sweeper: {sweeper} is not supported, must be basic, which does all jobs of a grid")
     if config.hydra.launcher.get("n_jobs") == 0:
         raise ValueError("hydra.launcher.n_jobs=0: must be 1 or more, or -1 for a job on each core")
     root = _root(config, how)
