@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from tiny_models import MODELS
 
-ALONE = re.compile(r"`(\w+)\.from_pretrained\(folder, trust_remote_code=True\)` reads it")
+ALONE = re.compile(r"^`(\w+)\.from_pretrained\(folder, trust_remote_code=True\)`$", re.MULTILINE)
 """The line in the README.md of a saved folder that names the class which reads it."""
 
 
