@@ -70,7 +70,7 @@ LINE = re.compile(
     rf"{BLOCK}(?:, {BLOCK})*"
     r"(?: \(they still see the first \d+ tokens and the last \d+\))?(?:, then (?:refitted|trained))*)"
 )
-"""A line of a card that says what was removed, as `cuts.tell` writes it."""
+"""A line of a card that says what was removed, as `folders.tell` writes it."""
 
 
 def lost_before(folder: Path, model: nn.Module) -> list[str]:
