@@ -1,7 +1,4 @@
-"""The number of heads that stay, and the sets in which they are removed.
-
-`heads` is a `api.wrap.Heads` in all functions.
-"""
+"""The number of heads that stay, and the sets in which they are removed."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from torch import Tensor
 
 from mhaprune.api.parsing import GivenScores, least_of, named_scorers, scores_of
 from mhaprune.api.promise import mask_in_time, unit_costs
+from mhaprune.api.scored_heads import ScoredHeads
 from mhaprune.heads import BlockId, HeadMask
 from mhaprune.hooks.blocks import Unsupported
 from mhaprune.pruning.plans import choices, plans_of
@@ -115,7 +113,7 @@ class Budget(Checked):
         """Return the milliseconds that the smaller model shall take, given those of the dense model."""
         return dense_ms / self.faster if self.faster else float(self.ms or dense_ms)
 
-    def kept(self, heads: Any, least: Mapping[BlockId, int]) -> int:
+    def kept(self, heads: ScoredHeads, least: Mapping[BlockId, int]) -> int:
         """Return the number of heads that stay. Raises ValueError for a number that is not possible."""
         if isinstance(self.even, dict):
             return sum(least.values())
@@ -141,13 +139,13 @@ class Budget(Checked):
             raise ValueError(f"keep={keep}: must be a share, 0.0 to 1.0, or a number from 0 to {total:.6g}")
         return kept
 
-    def uneven(self, heads: Any, kept: int) -> list[int]:
+    def uneven(self, heads: ScoredHeads, kept: int) -> list[int]:
         """Return the sizes of the blocks of which no number divided by `divisible_by` stays, if all keep one share."""
         if self.even is not True:
             return []
         return [size for size in heads.grid.sizes if (kept * size / len(heads.grid)) % self.divisible_by]
 
-    def bytes_for(self, heads: Any) -> float:
+    def bytes_for(self, heads: ScoredHeads) -> float:
         """Return `cache_bytes` in bytes. Raises ValueError for a size that no removal brings about."""
         given: Any = self.cache_bytes
         if not (whole := heads.cache_bytes(length=self.context)):
@@ -170,7 +168,7 @@ class Budget(Checked):
         return budget
 
 
-def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedule | None) -> list[HeadMask]:
+def choose(heads: ScoredHeads, budgets: Sequence[Budget], by: By, schedule: str | Schedule | None) -> list[HeadMask]:
     """Return a mask for each budget, all chosen in one call of the schedule. They differ only in `keep`."""
     if not budgets:
         return []
@@ -225,7 +223,7 @@ def choose(heads: Any, budgets: Sequence[Budget], by: By, schedule: str | Schedu
         count -= max(1, math.ceil(over / largest))
 
 
-def check_reachable(heads: Any, schedule: Schedule, budget: Budget, count: float, cost: Tensor | None) -> None:
+def check_reachable(heads: ScoredHeads, schedule: Schedule, budget: Budget, count: float, cost: Tensor | None) -> None:
     """Raise ValueError, in the words of the call, if more must stay than a budget allows: `count` units, or as much as
     they cost."""
     stay = [head in mask.kept for mask in [schedule.smallest(heads.grid)] for head in heads.grid]
@@ -240,7 +238,7 @@ def check_reachable(heads: Any, schedule: Schedule, budget: Budget, count: float
     raise ValueError(f"{which}: keeps {asked}, but {least:.6g} must stay{why}")
 
 
-def check_different(heads: Any, scorers: Mapping[str, Scorer]) -> None:
+def check_different(heads: ScoredHeads, scorers: Mapping[str, Scorer]) -> None:
     """Raise ValueError if a measured score is the same for all units: then it chooses nothing."""
     for name, scorer in scorers.items():
         values = heads.scoring(name, scorer).scores.values
@@ -254,7 +252,9 @@ def check_different(heads: Any, scorers: Mapping[str, Scorer]) -> None:
             )
 
 
-def _way(heads: Any, budget: Budget, by: By, schedule: str | Schedule | None) -> tuple[dict[str, Scorer], Schedule]:
+def _way(
+    heads: ScoredHeads, budget: Budget, by: By, schedule: str | Schedule | None
+) -> tuple[dict[str, Scorer], Schedule]:
     """Return the scorer by its name, none for a schedule that uses no scores, and the schedule."""
     chosen: Any = option(by, {"scorer": Scorer, "schedule": Schedule}) if isinstance(by, str) else by
     given: Any = option(schedule, {"schedule": Schedule}) if isinstance(schedule, str) else schedule
@@ -276,12 +276,12 @@ def _way(heads: Any, budget: Budget, by: By, schedule: str | Schedule | None) ->
 
 
 def sparing(
-    heads: Any, schedule: Schedule, least: Mapping[BlockId, int], useless: Collection[BlockId] = ()
+    heads: ScoredHeads, schedule: Schedule, least: Mapping[BlockId, int], useless: Collection[BlockId] = ()
 ) -> Schedule:
     """Return the schedule so that it keeps the heads that cannot be removed, and those of the blocks `useless`, whose
     removal is none of what is asked for. `least` are numbers to keep by block. Raises `Unsupported` for a schedule that
     cannot."""
-    stuck = dict.fromkeys(useless, "it keeps nothing in the cache") | heads.proven.stuck
+    stuck = {**dict.fromkeys(useless, "it keeps nothing in the cache"), **heads.proven.stuck}
     if not stuck or heads.proven.why_not:
         return schedule
     sizes = dict(zip(heads.grid.blocks, heads.grid.sizes, strict=True))

@@ -1,7 +1,4 @@
-"""Budgets in time: as many units go as a call needs to be so fast, and the promise is measured again.
-
-`heads` is a `api.wrap.Heads` in all functions.
-"""
+"""Budgets in time: as many units go as a call needs to be so fast, and the promise is measured again."""
 
 from __future__ import annotations
 
@@ -9,13 +6,13 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mhaprune.api.parsing import two_examples
+from mhaprune.api.scored_heads import ScoredHeads
 from mhaprune.heads import BlockId, HeadId, HeadMask
 from mhaprune.measure.accuracy import choose_columns
 from mhaprune.measure.outcomes import measure
@@ -42,19 +39,8 @@ LEAST = 1e-3
 """The smallest share of the dense model's time that all units of one site take together: a time may not be below 0."""
 
 
-@dataclass
-class Promised:
-    """The promises of speed for the units of one model, and the times that the costs of units come from."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    """See `Heads.promises`."""
-    times: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The milliseconds without half of the units of a site, and the sites that save less time than timing varies, by
-    what decides them."""
-
-
 def mask_in_time(
-    heads: Any,
+    heads: ScoredHeads,
     asked: Callable[[float], float],
     named: str,
     batch_size: int,
@@ -111,7 +97,9 @@ def mask_in_time(
     return mask
 
 
-def fastest_within(heads: Any, within: float, by: Any, made: Callable[[HeadMask], WrappedModel]) -> WrappedModel:
+def fastest_within(
+    heads: ScoredHeads, within: float, by: Any, made: Callable[[HeadMask], WrappedModel]
+) -> WrappedModel:
     """Return the fastest model that loses at most `within` of quality on the *choose* split at 95 % confidence.
 
     `made` returns the model without the units of a mask, recovered. Models lose a tenth more of the time that units
@@ -144,7 +132,7 @@ def fastest_within(heads: Any, within: float, by: Any, made: Callable[[HeadMask]
     return chosen
 
 
-def unit_costs(heads: Any, batch_size: int) -> tuple[float, Tensor]:
+def unit_costs(heads: ScoredHeads, batch_size: int) -> tuple[float, Tensor]:
     """Return the dense model's time, and the milliseconds that each unit costs, (N,): for each site, the time that the
     model takes less without half of the units of each of its blocks, in equal parts. Kept in the cache, if there is
     one, by machine and shapes."""
@@ -177,18 +165,18 @@ def unit_costs(heads: Any, batch_size: int) -> tuple[float, Tensor]:
     return ms["dense"], torch.tensor([saved[head.site] for head in heads.grid], dtype=torch.double)
 
 
-def in_noise(heads: Any, batch_size: int) -> list[str]:
+def in_noise(heads: ScoredHeads, batch_size: int) -> list[str]:
     """Return the sites whose units cost less time than timing varies."""
     unit_costs(heads, batch_size)
     return sorted({site for times in heads.promised.times.values() for site in times.get("noisy", ())})
 
 
-def _half(heads: Any, name: BlockId) -> list[HeadId]:
+def _half(heads: ScoredHeads, name: BlockId) -> list[HeadId]:
     units: list[HeadId] = heads.subject.heads_of(name)
     return [] if name in heads.proven.stuck else units[len(units) // 2 :]
 
 
-def _timed(heads: Any, mask: HeadMask, batch_size: int) -> list[float]:
+def _timed(heads: ScoredHeads, mask: HeadMask, batch_size: int) -> list[float]:
     """Return the milliseconds of the dense model and of the pruned one, and the speed-up with its quartiles."""
     plan = Plan("pruned", 0, "", mask)
     times = time_removed(heads.subject, [plan], _batch(heads, batch_size), ROUNDS).set_index("scorer")
@@ -196,7 +184,7 @@ def _timed(heads: Any, mask: HeadMask, batch_size: int) -> list[float]:
     return [dense, *(float(pruned[name]) for name in ("latency_ms", "speedup", "speedup_q1", "speedup_q3"))]
 
 
-def _batch(heads: Any, batch_size: int) -> Any:
+def _batch(heads: ScoredHeads, batch_size: int) -> Any:
     """Return as many examples of *score* as are asked for; no more than it has, and than the largest batch."""
     return heads.splits.score.first(heads.splits.score.rows(batch_size)).converted(
         heads.subject.device, heads.subject.dtype

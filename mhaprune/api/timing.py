@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from mhaprune.api.scored_heads import ScoredHeads
 from mhaprune.heads import HeadMask
 from mhaprune.pruning.plans import Plan
 from mhaprune.pruning.pruned import time_removed
@@ -14,13 +15,13 @@ from mhaprune.wrapping.wrapped_model import WrappedModel
 
 
 def speed_table(
-    heads: Any,
+    heads: ScoredHeads,
     chosen: Callable[[], Sequence[HeadMask]],
     batch_sizes: int | Sequence[int],
     rounds: int,
     new_tokens: int | None,
 ) -> pd.DataFrame:
-    """See `Heads.speed`; `heads` is a `api.wrap.Heads`, of which `chosen` returns masks."""
+    """See `Heads.speed`; `chosen` returns masks."""
     batch_sizes = [batch_sizes] if isinstance(batch_sizes, int) else list(batch_sizes)
     if min(batch_sizes, default=0) < 1:
         raise ValueError(f"batch_sizes={min(batch_sizes) if batch_sizes else batch_sizes}: must be 1 or more")

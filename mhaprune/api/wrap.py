@@ -24,7 +24,8 @@ from mhaprune.api.parsing import (
     recoveries_of,
     two_examples,
 )
-from mhaprune.api.promise import Promised, fastest_within
+from mhaprune.api.promise import fastest_within
+from mhaprune.api.scored_heads import ScoredHeads
 from mhaprune.api.timing import speed_table
 from mhaprune.api.to_lab import lab
 from mhaprune.data import SPLITS
@@ -41,12 +42,12 @@ from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.saving.folders import make_plain, tell
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.scorers.scoring import Scoring, heads_table
+from mhaprune.scorers.scoring import heads_table
 from mhaprune.settings.ranges import Ge, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.subjects.pairs import paired
 from mhaprune.tables import MOMENTS, USUAL
-from mhaprune.wrapping.build import ModelWithData, proved_again, understand, with_window
+from mhaprune.wrapping.build import proved_again, understand, with_window
 from mhaprune.wrapping.wrapped_model import WrappedModel
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def wrap(
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Heads(ModelWithData):
+class Heads(ScoredHeads):
     """The attention heads of a model, with methods that score, choose, remove and time them. Made by `wrap`."""
 
     def _repr_html_(self) -> str:
@@ -378,15 +379,6 @@ class Heads(ModelWithData):
     def promises(self) -> pd.DataFrame:
         """The budgets `faster=` and `ms=`: the promise, and what was measured at the end (milliseconds, speed-up)."""
         return pd.DataFrame(self.promised.rows)
-
-    @cached_property
-    def promised(self) -> Promised:
-        return Promised()
-
-    @cached_property
-    def scoring(self) -> Scoring:
-        """The scores on the *score* split. Each score is computed only once."""
-        return Scoring(self.subject, self.splits.score, self.seed)
 
     @cached_property
     def _equivalence(self) -> EquivalenceCheck:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mhaprune.api.budget import sparing
 from mhaprune.api.parsing import named_scorers, two_examples
+from mhaprune.api.wrap import Heads
 from mhaprune.inputs import Study
 from mhaprune.lab.experiments.ablate import Ablate
 from mhaprune.lab.experiments.examples import close_each, text_tables
@@ -24,7 +25,7 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.storage.store import write_bytes
 
 
-def small_page(heads: Any) -> str:
+def small_page(heads: Heads) -> str:
     """Return what `repr` says with a map of the heads. Hollow squares are heads without effect."""
     idle = heads.subject.without_effect
     rows = [["0" if head in idle else "1" for head in heads.grid if head.block == block] for block in heads.grid.blocks]
@@ -39,7 +40,7 @@ TEXTS = 3
 
 
 def report(
-    heads: Any,
+    heads: Heads,
     path: str | Path | None,
     by: Sequence[str | Scorer],
     budgets: Sequence[float | int],
@@ -90,7 +91,7 @@ def report(
     return results
 
 
-def _allowed(heads: Any, budgets: Sequence[float | int]) -> tuple[float | int, ...]:
+def _allowed(heads: Heads, budgets: Sequence[float | int]) -> tuple[float | int, ...]:
     """Return the budgets that can be met without the heads that cannot be removed. Raises ValueError for none."""
     total, most = len(heads.grid), sum(head.block not in heads.proven.stuck for head in heads.grid)
     allowed = tuple(size for size in budgets if (size * total if is_share(size) else size) <= most)

@@ -1,0 +1,52 @@
+"""Wrapped heads as budgets, promises and timing see them: `Heads` without the methods that these serve."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from mhaprune.heads import HeadMask
+from mhaprune.scorers.scoring import Scoring
+from mhaprune.wrapping.build import ModelWithData
+
+
+@dataclass
+class Promised:
+    """The promises of speed for the units of one model, and the times that the costs of units come from."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """See `Heads.promises`."""
+    times: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The milliseconds without half of the units of a site, and the sites that save less time than timing varies, by
+    what decides them."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ScoredHeads(ModelWithData):
+    """A wrapped model with its scores. For the methods see `Heads`."""
+
+    @cached_property
+    def scoring(self) -> Scoring:
+        """The scores on the *score* split. Each score is computed only once."""
+        return Scoring(self.subject, self.splits.score, self.seed)
+
+    @cached_property
+    def promised(self) -> Promised:
+        return Promised()
+
+    @abstractmethod
+    def units(self, unit: Any) -> ScoredHeads:
+        """Return these heads as sets that are closed and removed together."""
+
+    @abstractmethod
+    def masks(
+        self, keep: Sequence[float | int] | None = None, by: Any = "ablation", schedule: Any = None, **budget: Any
+    ) -> list[HeadMask]:
+        """Return a mask for each of several sizes."""
+
+    @abstractmethod
+    def cache_bytes(self, mask: Any = None, batch_size: int = 1, length: int = 1) -> int:
+        """Return the bytes of keys and values of a batch, without the heads of a mask."""
