@@ -106,7 +106,20 @@ def wrap(
     splits |= shift or {}
     if corrupt is not None:
         splits["score"] = paired(score, corrupt)
-    return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed, prove, workers, cache, units)))
+    found = understand(
+        model,
+        loss,
+        splits,
+        quality=quality,
+        blocks=blocks,
+        call=call,
+        seed=seed,
+        prove=prove,
+        workers=workers,
+        cache=cache,
+        units=units,
+    )
+    return Heads(**vars(found))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

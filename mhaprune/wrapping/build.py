@@ -116,6 +116,7 @@ def understand(
     model: nn.Module,
     loss: Judge,
     given: Mapping[str, Any],
+    *,
     quality: Judge | None = None,
     blocks: Sequence[AttentionBlock | Block] | None = None,
     call: Callable[[nn.Module, Any], Any] | None = None,

@@ -148,7 +148,7 @@ def _show_settings(arguments: list[str]) -> None:
 
 
 def _sweep(arguments: Sequence[str]) -> None:
-    """Do a multirun. Hydra's own would start all jobs and stop at the first that fails."""
+    """Do a multirun. Hydra's own would not check all jobs first, nor go on with a sweep that was killed."""
     with shown(), doing("load torch"):
         from mhaprune.lab.runs.from_hydra import composed_sweep, launch
     from mhaprune.lab.runs.run import sweep_settings

@@ -140,7 +140,7 @@ class PretrainedSource(ModelSource):
         pairs = {
             split: Batches.of(read.splits[split], split).with_corrupt(each) for split, each in read.corrupt.items()
         }
-        found = understand(model, loss, {**read.splits, **pairs}, quality, **how)
+        found = understand(model, loss, {**read.splits, **pairs}, quality=quality, **how)
         found = replace(found, subject=found.subject.grouped(read.unit))
         log.info("%s: %r", self.name, found)
         subject, splits = found.subject, found.splits
