@@ -54,4 +54,9 @@ def __getattr__(name: str) -> Any:
         return version("mhaprune")
     if name not in _HOME:
         raise AttributeError(f"module 'mhaprune' has no attribute {name!r}, it has {', '.join(__all__)}")
-    return getattr(import_module(f"mhaprune.{_HOME[name]}"), name)
+    if not _HOME[name].startswith("lab."):
+        return getattr(import_module(f"mhaprune.{_HOME[name]}"), name)
+    try:
+        return getattr(import_module("mhaprune.api.to_lab").lab(_HOME[name].removeprefix("lab.")), name)
+    except ModuleNotFoundError as error:
+        raise AttributeError(str(error)) from None  # so that `hasattr` and `dir` work without the lab

@@ -2,7 +2,11 @@
 
 import sys
 
-from mhaprune.lab.cli.command_line import main
+from mhaprune.api.to_lab import lab
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        command_line = lab("cli.command_line")
+    except ModuleNotFoundError as error:
+        sys.exit(f"error: {error}")
+    sys.exit(command_line.main())

@@ -5,18 +5,40 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from importlib.util import find_spec
+from types import CodeType, ModuleType
 
-LAB = ("model", "tasks", "sources", "experiments", "reporting", "runs")
-MOVED = {
-    "mhaprune.front.command_line": "mhaprune.lab.cli.command_line",
-    "mhaprune.front.heads": "mhaprune.api.wrap",
-    "mhaprune.model.network": "mhaprune.lab.model.config",
-    "mhaprune.model.transformer": "mhaprune.lab.model.seq2seq",
-    "mhaprune.wrapping.blocks": "mhaprune.hooks.blocks",
-    "mhaprune.wrapping.losses": "mhaprune.losses",
-    **{f"mhaprune.{room}": f"mhaprune.lab.{room}" for room in LAB},
+ROOMS = {
+    "front": "api",
+    **{room: f"lab.{room}" for room in ("model", "tasks", "sources", "experiments", "reporting", "runs")},
 }
+FILES = {
+    "api": "front.heads=wrap front.given=parsing",
+    "hooks": """wrapping.tensors=pytree wrapping.at_rest=eval_mode wrapping.interception=attention_calls
+        wrapping.blocks wrapping.gating wrapping.replay wrapping.weights_in_use=functional_linear wrapping.windows
+        wrapping.softmaxes""",
+    "discovery": """wrapping.discovery=trace wrapping.layouts wrapping.numbers=per_head_tensors wrapping.neurons
+        wrapping.hints""",
+    "surgery": """wrapping.removal wrapping.cuts=record wrapping.reshaping wrapping.streaming
+        wrapping.torch_nn=torch_attention""",
+    "saving": """wrapping.saving=folders wrapping.removal_file wrapping.transformers_folder=hf_folder
+        wrapping.model_card""",
+    "subjects": """wrapping.batches wrapping.pairs wrapping.units=unit_sets wrapping.gated=gated_model
+        wrapping.workers=ray_workers""",
+    "proofs": "wrapping.proofs=whole_model wrapping.block_proof=block_by_block wrapping.closing",
+    "wrapping": "wrapping.wrapped=wrapped_model wrapping.understand=build",
+    "training": "wrapping.descent=loop wrapping.training=fine_tuning",
+    "measure": "measure.columns=accuracy",
+    "lab.cli": "front.command_line front.explained front.pages front.python front.refusals=arguments",
+    "lab.model": "model.network=config model.transformer=seq2seq",
+    "lab.reporting": "reporting.training=training_curves settings.figures=figure_settings",
+    "lab.runs": "runs.found=run_reader settings.sweep=sweep_settings",
+}
+MOVED = {f"mhaprune.{old}": f"mhaprune.{new}" for old, new in {**ROOMS, "wrapping.losses": "losses"}.items()}
+"""New names by old ones."""
+for _room, _files in FILES.items():
+    for _old, _, _new in (each.partition("=") for each in _files.split()):
+        MOVED[f"mhaprune.{_old}"] = f"mhaprune.{_room}.{_new or _old.partition('.')[2]}"
 
 
 class Moved(MetaPathFinder, Loader):
@@ -28,16 +50,16 @@ class Moved(MetaPathFinder, Loader):
         return None if _now(fullname) is None else ModuleSpec(fullname, self)
 
     def exec_module(self, module: ModuleType) -> None:
-        name = _now(module.__name__)
-        assert name is not None
-        sys.modules[module.__name__] = import_module(name)
+        sys.modules[module.__name__] = import_module(str(_now(module.__name__)))
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the code for `python -m OLD.NAME`."""
+        name = str(_now(fullname))
+        loader = getattr(find_spec(name), "loader", None)
+        return loader.get_code(name) if loader is not None else None
 
 
 def _now(name: str) -> str | None:
     """Return the new name of a module; None if it has not moved."""
-    if not name.startswith("mhaprune."):
-        return None
-    if name == "mhaprune.front":
-        return "mhaprune.api"
     room = ".".join(name.split(".")[:2])
     return MOVED.get(name) or (MOVED[room] + name.removeprefix(room) if room in MOVED else None)

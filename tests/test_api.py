@@ -113,6 +113,8 @@ again = mhaprune.load(sys.argv[1], model=Classifier())
 import torch
 
 assert all(map(torch.equal, small.state_dict().values(), again.state_dict().values()))
+assert heads._repr_html_() is None
+assert not hasattr(mhaprune, "run")
 try:
     heads.report()
 except ModuleNotFoundError as error:

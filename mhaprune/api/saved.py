@@ -64,3 +64,10 @@ def save(model: nn.Module, path: str | Path, tokenizer: Any = None, table: pd.Da
     """
     with naming_full_disk(path):
         save_folder(model, path, tokenizer, table)
+
+
+def __getattr__(name: str) -> Any:
+    """Return `Loaded` for pickles that name it here."""
+    if name == "Loaded":
+        return lab("sources.loaded").Loaded
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,8 +12,7 @@ def lab(module: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("mhaprune"):
             raise
+        needs = "the command line, reports and the small model need it"
         raise ModuleNotFoundError(
-            f"{error.name}: is not installed, and reports and trained small models need it; pip install mhaprune brings"
-            " it",
-            name=error.name,
+            f"{error.name}: is not installed, and {needs}; pip install mhaprune brings it", name=error.name
         ) from None

@@ -126,9 +126,12 @@ def wrap(
 class Heads(ScoredHeads):
     """The attention heads of a model, with methods that score, choose, remove and time them. Made by `wrap`."""
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """Return what `repr` says with a map of the heads, for a notebook. Hollow squares are heads without effect."""
-        page: str = lab("cli.pages").small_page(self)
+        try:
+            page: str = lab("cli.pages").small_page(self)
+        except ModuleNotFoundError:
+            return None  # then the notebook shows `repr`
         return page
 
     @checked
