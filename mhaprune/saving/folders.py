@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import pandas as pd
@@ -327,6 +328,8 @@ def make_plain(model: nn.Module) -> bool:
             plain.head_dim = config.hidden_size // config.num_attention_heads
         with torch.device("meta"):
             same = type(model)(plain)
+        with TemporaryDirectory() as place:  # some configs want features that are divisible by the number of heads
+            plain.save_pretrained(place)
     except Exception:  # of a class that may be anybody's
         return False
     if _sizes(model) != _sizes(same):

@@ -192,6 +192,23 @@ def test_a_model_around_one_of_transformers(kind: Any, gone: Any, bert: Any, tmp
     assert (tmp_path / "small" / "modules.json").exists() == (kind is Sentences)
 
 
+@pytest.mark.parametrize("left", [2, 3])
+def test_equal_layers_are_written_plainly_if_the_config_allows_this_number(left: int, tmp_path: Path) -> None:
+    """The config of Llama wants features that are divisible by the number of heads, 3 of 16 are not."""
+    transformers = pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    config = transformers.LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=4, **sizes)
+    heads = mhaprune.wrap(
+        transformers.LlamaForCausalLM(config).eval(), mhaprune.losses.drift, score=[{"input_ids": IDS}]
+    )
+    small: Any = heads.prune(mask={0: [*range(left, 4)], 1: [*range(4 - left)]})
+    mhaprune.save(small, tmp_path / "llama")
+    assert (tmp_path / "llama" / "modeling_mhaprune.py").exists() == (left == 3)
+    again: Any = mhaprune.load(tmp_path / "llama")
+    with torch.no_grad():
+        assert torch.equal(again(IDS).logits, small(IDS).logits)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_class_of_ones_own_and_attention_of_torch_in_one_of_transformers(bert: Any, tmp_path: Path) -> None:
     import transformers
