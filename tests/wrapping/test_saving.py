@@ -198,9 +198,8 @@ def test_equal_layers_are_written_plainly_if_the_config_allows_this_number(left:
     transformers = pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
     config = transformers.LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=4, **sizes)
-    heads = mhaprune.wrap(
-        transformers.LlamaForCausalLM(config).eval(), mhaprune.losses.drift, score=[{"input_ids": IDS}]
-    )
+    batch = {"input_ids": IDS, "labels": IDS}
+    heads = mhaprune.wrap(transformers.LlamaForCausalLM(config).eval(), mhaprune.losses.language_model, score=[batch])
     small: Any = heads.prune(mask={0: [*range(left, 4)], 1: [*range(4 - left)]})
     mhaprune.save(small, tmp_path / "llama")
     assert (tmp_path / "llama" / "modeling_mhaprune.py").exists() == (left == 3)
