@@ -1,4 +1,4 @@
-"""Modules by the names that they had before mhaprune had a lab, for plug-ins and saved files that use these names."""
+"""The old names of modules that were moved, for plug-ins and saved files that use these names."""
 
 import sys
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ FILES = {
     "training": "wrapping.descent=loop wrapping.training=fine_tuning",
     "measure": "measure.columns=accuracy",
     "lab.cli": "front.command_line front.explained front.pages front.python front.refusals=arguments",
-    "lab.model": "model.network=config model.transformer=seq2seq",
+    "lab.model": "model.network=layers model.transformer=seq2seq",
     "lab.reporting": "reporting.training=training_curves settings.figures=figure_settings",
     "lab.runs": "runs.found=run_reader settings.sweep=sweep_settings",
 }

@@ -1,4 +1,4 @@
-"""What a cosine similarity means for a task: `python research/retrieval.py FOLDER`.
+"""Measure what a cosine similarity means for a task: `python research/retrieval.py FOLDER`.
 
 MiniLM is made smaller as in rivals.py. Then for each sentence of Python's documentation that nothing else read, its
 nearest neighbour among the others is looked up by the vectors of each model. It is right if both are from the same

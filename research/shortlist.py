@@ -1,4 +1,4 @@
-"""How often a shortlist has the first heads: `python research/shortlist.py FOLDER`.
+"""Count how often a shortlist has the first heads: `python research/shortlist.py FOLDER`.
 
 All 270 heads of SmolLM2 are patched exactly on 32 pairs of texts of each kind. Then 16 of the 32 are drawn, 20 times,
 and `scorer=shortlist` is asked for the first heads of these 16, with what was measured. FOLDER then holds

@@ -1,4 +1,4 @@
-"""Which key-value groups of SmolLM2 need only a window: `python research/streaming.py FOLDER`.
+"""Find the key-value groups of SmolLM2 that need only a window: `python research/streaming.py FOLDER`.
 
 Half of the 90 groups, or three quarters, see the first 4 and the last 16 tokens only, are removed, or some of each. The
 groups are chosen on six texts of 96 tokens and judged on others of 1024 and 4096: random tokens that are repeated,

@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 
+from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.sources.loaded import Loaded
 from mhaprune.lab.tasks.base import Task
 from mhaprune.lab.tasks.sort import Sort
@@ -42,6 +43,7 @@ def test_a_module_is_the_same_by_its_old_name(old: str) -> None:
 
 def test_a_file_that_names_a_class_of_an_earlier_version_means_the_same_one() -> None:
     assert find_class(Task, "mhaprune.tasks.sort.Sort") is Sort
+    assert find_class(Transformer, "mhaprune.model.network.Transformer") is Transformer
     assert find_class(Task, "mhaprune.tasks.sort.Nothing") is None
     assert importlib.import_module("mhaprune.front.saved").Loaded is Loaded
 

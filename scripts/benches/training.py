@@ -15,7 +15,8 @@ from benches.sides import VOCABULARY_SIZE, Pair, random_examples
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.lab.cli.command_line import described
-from mhaprune.lab.model.config import Transformer, sinusoids
+from mhaprune.lab.model.config import Transformer
+from mhaprune.lab.model.layers import sinusoids
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.model.training import Training
 from mhaprune.lab.sources.trained import TrainedSource

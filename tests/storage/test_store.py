@@ -232,6 +232,7 @@ def test_the_digest_is_that_of_the_code_that_runs(tmp_path: Path, monkeypatch: p
     [
         ("mhaprune.attention.layer", True),
         ("mhaprune.lab.model.config", True),
+        ("mhaprune.lab.model.layers", True),
         ("mhaprune.training.loop", True),
         ("mhaprune.saving.model_card", False),
         ("mhaprune.saving.hf_folder", False),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mhaprune.attention.layer import side_by_side
 from mhaprune.data import BOS, EOS, PAD
-from mhaprune.lab.model.config import AttentionSublayer
+from mhaprune.lab.model.layers import AttentionSublayer
 
 Step = Callable[[Tensor], Tensor]
 """A function that computes a sublayer for the newest position of every sequence: (B, D) to (B, D)."""
