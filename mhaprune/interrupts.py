@@ -6,7 +6,6 @@ in other threads these functions do nothing. An ignored signal stays ignored.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -73,13 +72,11 @@ class HeldSignals:
 
 
 @contextmanager
-def handling(handler: Handler | None = None, before: Mapping[int, Any] | None = None) -> Iterator[None]:
-    """Handle the signals that ask to stop by `handler`, if given, while the body runs. At the end, set the handlers in
-    `before`, even if the body has set others. By default, `before` holds the handlers that were set at the
-    beginning."""
-    before = _handlers() if before is None else before
-    if handler is not None:
-        _set(dict.fromkeys(before, handler))
+def handling(handler: Handler) -> Iterator[None]:
+    """Handle the signals that ask to stop by `handler` while the body runs. At the end, set the handlers that were set
+    at the beginning, even if the body has set others."""
+    before = _handlers()
+    _set(dict.fromkeys(before, handler))
     try:
         yield
     finally:
@@ -89,36 +86,6 @@ def handling(handler: Handler | None = None, before: Mapping[int, Any] | None = 
 def interruptible() -> AbstractContextManager[None]:
     """Raise KeyboardInterrupt on every signal that asks to stop while the body runs."""
     return handling(signal.default_int_handler)
-
-
-def interruptible_once() -> AbstractContextManager[None]:
-    """Raise KeyboardInterrupt on the first signal that asks to stop while the body runs; later ones do nothing.
-
-    The same request can come twice: a terminal signals all processes of a job, and the process that waits for the job
-    passes the signal on.
-    """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        _set(dict.fromkeys(SIGNALS, signal.SIG_IGN))
-        raise KeyboardInterrupt
-
-    return handling(stop)
-
-
-def before_stopping(first: Callable[[], None]) -> AbstractContextManager[None]:
-    """Call `first` on a signal that asks to stop, then let the signal take its usual effect.
-
-    A second signal does not wait for `first`. A fork of this process does not call `first`.
-    """
-    process, before = os.getpid(), _handlers()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        _set(before)
-        if os.getpid() == process:
-            first()
-        signal.raise_signal(number)
-
-    return handling(stop, before)
 
 
 @contextmanager

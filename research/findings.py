@@ -23,7 +23,7 @@ import pandas as pd
 import yaml
 from numpy.typing import ArrayLike
 
-from mhaprune.interrupts import interruptible_once
+from mhaprune.interrupts import handling, interruptible
 from mhaprune.lab.reporting.plots import number
 from mhaprune.settings.options import construct
 from mhaprune.settings.plugins import results_folder
@@ -145,17 +145,17 @@ def read_claims(path: Path) -> tuple[dict[str, Study], list[Claim]]:
 def measured(folder: Path, study: Study, settings: Sequence[str]) -> Mapping[str, pd.DataFrame]:
     """Return the tables of the sweep in the folder, which is done or goes on. Raises ValueError if a job of it fails,
     and KeyboardInterrupt if it was interrupted."""
-    script = Path(__file__).parent / "run.py"
     seeds = f"seed={','.join(map(str, study.numbers))}"
     overrides = [*study.settings.split(), seeds, *settings, f"hydra.sweep.dir={folder}"]
     # In a session of its own: a second signal, straight from the terminal, would stop it before its jobs have saved.
-    sweep = subprocess.Popen([sys.executable, str(script), "-m", *overrides], start_new_session=True)
-    with interruptible_once():
+    sweep = subprocess.Popen([sys.executable, "-m", "mhaprune", "-m", *overrides], start_new_session=True)
+    with interruptible():
         try:
             code = sweep.wait()
         except KeyboardInterrupt:
             sweep.terminate()
-            sweep.wait()  # its jobs save
+            with handling(lambda number, frame: None):
+                sweep.wait()  # its jobs save
             raise
     if code:
         raise ValueError(f"the sweep in {folder} ended with exit code {code}, the same command goes on with it")

@@ -1,7 +1,4 @@
-"""Combine run folders: `python scripts/collect.py results/runs/ablate --out results/collected`.
-
-With --watch a running sweep is followed first, until it ends.
-"""
+"""Combine run folders: `python scripts/collect.py results/runs/ablate --out results/collected`."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from pathlib import Path
 
 from mhaprune.lab.reporting.figure_settings import FigureSettings
 from mhaprune.lab.runs.collecting import collect
-from mhaprune.lab.runs.jobs import watch
 from mhaprune.settings.options import construct
 from mhaprune.settings.refusals import one_line, show_all, visible
 
@@ -23,7 +19,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "folders", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders that hold some"
     )
     parser.add_argument("--out", type=Path, default=Path("results/collected"), help="default: results/collected")
-    parser.add_argument("--watch", action="store_true", help="follow the sweep in the first folder until it ends")
     default = FigureSettings()
     parser.add_argument("--format", nargs="+", default=default.format, help="of figures: svg, png, pdf")
     parser.add_argument("--width", type=float, help="of figures in inches")
@@ -33,8 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         wanted = {"format": chosen.format, "width": chosen.width, "dpi": chosen.dpi}
         figure = construct(FigureSettings, wanted, "figure")
-        for line in watch(chosen.folders[0]) if chosen.watch else ():
-            print(line, flush=True)
         for line in collect(chosen.folders, chosen.out, figure):
             print(line)
     except KeyboardInterrupt:

@@ -58,7 +58,7 @@ def commands(text: str) -> Iterator[str]:
 PLACEHOLDERS = re.compile(r"=(NAME|FOLDER)|-sc |--help|--cfg|\.\.\.")
 """What shows that a line is not meant as it stands, or does not run anything."""
 NOT_HERE = re.compile(
-    r"(model=(hf|minilm|annalog|by_hand|smollm2|rxnmapper|whisper)|data|objective|model_file|launch|hydra\.[\w.]+)(=|$)|model\.(path|save|hub|\w*code)="
+    r"(model=(hf|minilm|annalog|by_hand|smollm2|rxnmapper|whisper)|data|objective|model_file|launch|hydra[./][\w./]+)(=|$)|model\.(path|save|hub|\w*code)="
     r"|shift=\[\S+\.csv"
 )
 """Overrides that need a model, a file or a launcher which a test does not have."""

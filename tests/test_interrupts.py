@@ -8,9 +8,7 @@ from mhaprune.interrupts import (
     SIGNALS,
     HeldSignals,
     TimeLimit,
-    before_stopping,
     interruptible,
-    interruptible_once,
     limited,
 )
 
@@ -52,7 +50,7 @@ def test_what_does_not_raise_stops_nothing() -> None:
 
 def test_handlers_are_as_they_were() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
-    with interruptible(), interruptible_once(), before_stopping(time.time), HeldSignals(), limited(60):
+    with interruptible(), HeldSignals(), limited(60):
         pass
     assert [signal.getsignal(number) for number in SIGNALS] == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
@@ -66,53 +64,17 @@ def test_an_ignored_signal_stays_ignored() -> None:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_something_is_done_before_a_signal_stops(again: bool) -> None:
-    """A second signal does not wait for it."""
-    done = []
-
-    def first() -> None:
-        done.append("begun")
-        if again:
-            signal.raise_signal(signal.SIGINT)
-        done.append("ended")
-
-    with pytest.raises(KeyboardInterrupt), interruptible(), before_stopping(first):
-        signal.raise_signal(signal.SIGUSR2)
-    assert done == (["begun"] if again else ["begun", "ended"])
-
-
-def test_a_process_that_is_told_twice_stops_once() -> None:
-    done = []
-    with interruptible_once():
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        except KeyboardInterrupt:
-            signal.raise_signal(signal.SIGINT)
-            done.append("saved")
-    assert done == ["saved"]
-
-
 def test_another_thread_has_no_signals() -> None:
     asked = []
 
     def loop() -> None:
-        with interruptible(), before_stopping(time.time), HeldSignals() as held:
+        with interruptible(), HeldSignals() as held:
             asked.append(held.asked)
 
     thread = threading.Thread(target=loop)
     thread.start()
     thread.join()
     assert asked == [False]
-
-
-def test_a_handler_that_a_held_signal_has_set_stays() -> None:
-    """Else a second signal would stop what is saved after the first one."""
-    with interruptible_once():
-        with pytest.raises(KeyboardInterrupt), HeldSignals() as held:  # noqa: PT012 (told, then asked)
-            signal.raise_signal(signal.SIGTERM)
-            held.stop()
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
 
 
 def test_a_time_limit_stops_what_takes_longer() -> None:

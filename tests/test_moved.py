@@ -24,7 +24,7 @@ BEFORE = {
     "reporting": """attention_view head_map headline heat_map page plots sentences settings shared_figures training
         words""",
     "settings": """figures sweep""",
-    "runs": """collecting found from_hydra index jobs launching processes run""",
+    "runs": """collecting found index jobs run""",
     "sources": """hf pretrained source texts trained""",
     "tasks": """base copy mirror_difference reverse running_sum sort""",
     "measure": """columns""",

@@ -17,6 +17,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.measure.accuracy import choose_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.pruning.plans import Plan
+from mhaprune.schedules.one_shot import OneShot
 from mhaprune.tables import CHOOSE_DROP, CHOOSE_MOST
 from support.classifier import Classifier, batches, classifier
 
@@ -180,3 +181,16 @@ def test_few_examples_to_choose_by_are_named(heads: Heads, monkeypatch: pytest.M
     )
     with pytest.raises(ValueError, match=message):
         heads.prune(within=0.5, by="gate_output")
+
+
+def test_a_schedule_keeps_its_least_heads_beside_those_that_cannot_be_removed(heads: Heads) -> None:
+    stays, other = heads.grid.blocks
+    stuck = replace(heads, proven=heads.proven._replace(stuck={stays: "it is so"}))
+    order = [float(n) for n in range(8)]
+    assert len(stuck.mask(5, by=order, schedule=OneShot(keep_at_least=1)).kept) == 5
+    with pytest.raises(ValueError, match="^keep=4: keeps 4 heads, but 5 must stay"):
+        stuck.mask(4, by=order, schedule=OneShot(keep_at_least=1))
+    assert {head.block for head in stuck.mask(4, by=order).removed} == {other}
+    assert [len(mask.kept) for mask in stuck.masks([6, 5], by=order)] == [6, 5]
+    with pytest.raises(ValueError, match="^keep=3: keeps 3 heads, but 4 must stay"):
+        stuck.masks([6, 3], by=order)

@@ -13,7 +13,6 @@ import torch
 
 from mhaprune.lab.cli.command_line import main
 from mhaprune.lab.model.training import Training
-from mhaprune.lab.runs.jobs import Sweep
 from mhaprune.lab.runs.run import build
 from mhaprune.lab.runs.run_folder import RunFolder, read_status
 from mhaprune.storage.store import fingerprint
@@ -205,23 +204,6 @@ def test_a_run_writes_its_figures_in_the_form_that_is_wanted(first: Path, tmp_pa
     done = run_here(main, "experiment=train", *TINY, *TINY_SEQUENCES, *places, PDF)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (tmp_path / "run" / "figures").iterdir()] == ["training.pdf"]
-
-
-@pytest.mark.collected_figures
-def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) -> None:
-    places = [f"hydra.sweep.dir={tmp_path / 'sweep'}", f"cache={tmp_path / 'cache'}"]
-    done = run_here(main, "-m", "experiment=ablate", "model.max_length=64,32,3", *SMALL, *QUICK, *places, PDF)
-    assert done.returncode == 1
-    assert "model.max_length=3: task sort has sequences of" in done.stderr
-    assert "Traceback" not in done.stderr
-    sweep = tmp_path / "sweep"
-    one, two, three = (job.name for job in Sweep.read(sweep).jobs)  # type: ignore[union-attr]
-    assert [read_status(sweep / job)["status"] for job in (one, two, three)] == ["done", "done", "failed"]
-    assert list(pd.read_csv(sweep / "pruning.csv")["label"].unique()) == ["model.max_length=64", "model.max_length=32"]
-    assert {path.name for path in (sweep / "figures").iterdir()} == {"headline.pdf"}
-    page = (sweep / "report.html").read_text()
-    assert "model.max_length=3 is not in here, failed: ValueError: model.max_length=3" in page
-    assert "Traceback" in (sweep / three / "run.log").read_text()
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from torch import nn
 
-from mhaprune.api.budget import Budget, By, Number, Unit, choose
+from mhaprune.api.budget import Budget, Number, Unit
+from mhaprune.api.choosing import By, choose
 from mhaprune.api.parsing import (
     Steps,
     kept_random_state,

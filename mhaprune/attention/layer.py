@@ -202,16 +202,11 @@ class MultiHeadAttention(nn.Module):
         return F.dropout(weights_BHTU, dropout, self.training) @ values_BHUK, weights_BHTU
 
     def merge(self, context_BHTK: Tensor, gates: Tensor | None = None) -> Tensor:
-        """Multiply every head by its gate (H,) or (B, H), put the heads side by side and project: (B, T, D)."""
-        if gates is None and type(self.out_proj) is Projection:
-            # The same for all tokens, so the few columns of W_O are scaled in place of the many tokens.
-            return self.out_proj(context_BHTK.transpose(1, 2).flatten(2), self._spread(self.head_scale()))
-        return self.out_proj(self.gated(context_BHTK, gates))
-
-    def gated(self, context_BHTK: Tensor, gates: Tensor | None = None) -> Tensor:
-        """Return the input of W_O, (B, T, H·K): the outputs of the heads side by side, each multiplied by its gate."""
+        """Put the heads side by side, multiply each by its gate (H,) or (B, H) and project: (B, T, D)."""
         scale = self.head_scale() if gates is None else self.head_scale() * gates.unsqueeze(-2)
-        return context_BHTK.transpose(1, 2).flatten(2) * self._spread(scale)
+        context_BTW, scale = context_BHTK.transpose(1, 2).flatten(2), self._spread(scale)
+        own = type(self.out_proj) is Projection
+        return self.out_proj(context_BTW, scale) if own else self.out_proj(*scaled((context_BTW,), scale))
 
     def effective_output(self, gates_H: Tensor | None = None) -> Tensor:
         """Return W_O, (D, H·K), with the columns of each head multiplied by the gate of this head."""
@@ -272,6 +267,13 @@ def side_by_side(projections: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | Non
     return torch.cat(weights), torch.cat(biases) if biases else None
 
 
+def scaled(inputs: Sequence[Tensor], scale: Tensor) -> tuple[Tensor, ...]:
+    """Return the inputs of a linear module so that it multiplies what it reads by `scale`. The module is a `Projection`
+    that is called with a scale of its own, or any other one, called with x alone."""
+    x, *own = inputs
+    return (x, own[0] * scale) if own else (x * scale,)
+
+
 def padding_bias(key_padding_mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a bias (B, 1, 1, U) that is -inf where the mask (B, U) is True."""
     return _additive(key_padding_mask, dtype)[:, None, None, :]
@@ -286,11 +288,14 @@ class Projection(nn.Linear):
     """An `nn.Linear` with Xavier weights and zero bias. Its width may be zero, for which torch's own initialisation
     warns.
 
-    A call may give a scale (W,) of its inputs.
+    A call may give a scale of its inputs, (W,) or broadcastable to them.
     """
 
-    def forward(self, x: Tensor, scale_W: Tensor | None = None) -> Tensor:
-        return F.linear(x, self.weight if scale_W is None else self.weight * scale_W, self.bias)
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        if scale is not None and scale.dim() > 1:
+            (x,), scale = scaled((x,), scale), None
+        # A scale for all tokens: the few columns of the weight are scaled in place of the many tokens.
+        return F.linear(x, self.weight if scale is None else self.weight * scale, self.bias)
 
     def reset_parameters(self) -> None:
         if self.weight.numel() and not self.weight.is_meta:

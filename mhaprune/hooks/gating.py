@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhaprune.attention.layer import scaled
 from mhaprune.heads import BlockId
 from mhaprune.hooks.attention_calls import Window, attention_in_window
 from mhaprune.hooks.blocks import Block, Unsupported
@@ -45,7 +46,7 @@ def hooked(
 
     def hook(name: BlockId, block: Block) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
         def before(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            x, *own = inputs  # W_O of a layer of ours is also told how its learned gates scale its columns
+            x, *own = inputs  # W_O of a layer of ours is also given the scale of its learned gates
             number = calls[name] % block.calls
             calls[name] += 1
             if block.call not in (None, number):
@@ -70,7 +71,7 @@ def hooked(
                 instead = side_by_side(here(fallback[name].to(x), -2), block, x, batch_size)
             else:
                 scale = scale.transpose(0, block.batch_dim) if scale.dim() > 1 else scale
-                return (inputs[0] * (own[0] * scale if own else scale),)
+                return scaled(inputs, scale)
             return ((instead + scale * (x - instead)).transpose(0, block.batch_dim), *own)
 
         return before

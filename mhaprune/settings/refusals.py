@@ -44,6 +44,11 @@ class RunFailed(BaseException):
     """Raised to carry the error of a run past Hydra, which would print every `Exception` in its own way."""
 
 
+class JobFailed(Exception):
+    """Raised to tell Hydra that a job of a sweep has failed, with the reason as a text: errors may not survive the way
+    from another process."""
+
+
 def one_line(error: BaseException) -> str:
     """Return the message of any error in one line."""
     if isinstance(error, KeyboardInterrupt):

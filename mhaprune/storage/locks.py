@@ -4,7 +4,6 @@ import errno
 import fcntl
 import logging
 import os
-import re
 import socket
 import stat
 import time
@@ -104,12 +103,6 @@ def _try_lock(file: IO[Any], how: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def holder(path: Path) -> int | None:
-    """Return the id of the process that has a lock; None if there is none, or if it is on another machine."""
-    found = re.match(rf"process (\d+) on {re.escape(socket.gethostname())} since", _holder(path))
-    return int(found[1]) if found and is_held(path) else None
 
 
 def _holder(path: Path) -> str:

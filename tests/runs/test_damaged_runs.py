@@ -195,17 +195,6 @@ def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\ud800"])
-def test_a_job_of_an_impossible_name_ends_no_collection(name: str, tmp_path: Path) -> None:
-    make_run(tmp_path / "sweep" / "1", num_heads=2)
-    job = {"name": name, "label": "seed=1", "overrides": ["seed=1"]}
-    sweep = {"varies": ["seed"], "given": "", "starts": 1, "command": "", "jobs": [job]}
-    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(sweep))
-    lines = collect([tmp_path / "sweep"], tmp_path / "out")
-    assert any("9 of 24 heads can go" in line for line in lines)
-    assert any("sweep.json: damaged" in line for line in lines)
-
-
 def test_a_folder_whose_name_is_no_text_is_collected(tmp_path: Path) -> None:
     for name in (b"a\xff", b"b"):
         make_run(tmp_path / "runs" / os.fsdecode(name))

@@ -11,7 +11,6 @@ import collect
 import mhaprune
 from mhaprune.lab.cli.command_line import main
 from mhaprune.lab.model.checkpoint import load
-from mhaprune.lab.runs.jobs import Sweep
 from mhaprune.lab.runs.run_folder import read_status
 from mhaprune.storage.cache import Cache
 from mhaprune.storage.locks import is_held, locked
@@ -70,8 +69,8 @@ def test_a_job_of_a_sweep_writes_through_no_link(tmp_path: Path, cache: Path) ->
         assert done.stderr.startswith(f"error: hydra.sweep.dir={root}: {job.name}/{name.partition('/')[0]}")
         assert untouched(precious)
         (job / name).unlink()
-    precious = laid(root, ".sweep.lock", "link")
-    assert "error: " in run_here(main, *arguments).stderr
+    precious = laid(root, "multirun.yaml", "link")
+    assert "multirun.yaml is a link" in run_here(main, *arguments).stderr
     assert untouched(precious)
 
 
@@ -148,11 +147,9 @@ def test_a_collection_writes_through_no_link(tmp_path: Path) -> None:
 
 
 def test_pipes_block_no_reader(tmp_path: Path) -> None:
-    for name in ("status.json", "sweep.json", "model.pt"):
+    for name in ("status.json", "model.pt"):
         os.mkfifo(tmp_path / name)
     assert read_status(tmp_path) == {}
-    with pytest.raises(ValueError, match="damaged"):
-        Sweep.read(tmp_path)
     with pytest.raises(ValueError, match="model.pt: cannot be read .is no regular file"):
         load(str(tmp_path / "model.pt"))
     with pytest.raises(ValueError, match="is no regular file"):

@@ -58,6 +58,7 @@ def start(folder: Path, launch: str) -> subprocess.Popen[str]:
 def tables(folder: Path) -> dict[str, pd.DataFrame]:
     """Without what a clock has measured, and without the table of folders and seconds."""
     found = {path.stem: pd.read_csv(path) for path in sorted((folder / "sweep").glob("*.csv")) if path.stem != "runs"}
+    found["means"] = found["means"][~found["means"]["number"].str.startswith("times as fast")]
     return {name: frame[[column for column in frame if column not in MEASURED]] for name, frame in found.items()}
 
 
@@ -66,6 +67,11 @@ def check_same(found: Mapping[str, pd.DataFrame], expected: Mapping[str, pd.Data
     assert found.keys() == expected.keys()
     for name, table in expected.items():
         pd.testing.assert_frame_equal(found[name], table, check_exact=True)
+
+
+def statuses(folder: Path) -> dict[str, bytes]:
+    """The statuses of the jobs of the sweep, with the times when they began."""
+    return {path.parent.name: path.read_bytes() for path in folder.glob("sweep/*/status.json")}
 
 
 def whole(folder: Path) -> None:
@@ -78,6 +84,11 @@ def running(folder: Path) -> list[Path]:
     """The jobs of the sweep that run now."""
     jobs = [path.parent for path in folder.glob("sweep/*/status.json")]
     return [job for job in jobs if read_status(job).get("status") == "running"]
+
+
+def holder(lock: Path) -> int:
+    """The process that has a lock."""
+    return int(lock.read_text().split()[1])
 
 
 def until(seen: Callable[[], object], seconds: float = 240, pause: float = 0.05) -> None:

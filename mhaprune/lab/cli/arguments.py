@@ -109,6 +109,13 @@ def composition_error(text: str, arguments: Sequence[str], composed: Callable[[]
     if "RangeSweep" in text:
         given = next((argument for argument in arguments if "range(" in argument), "range")
         return f"{given}: a range stands alone, further values are written out, for example 0,1,2"
+    if "arg 3 must not be zero" in text:
+        given = next((argument for argument in arguments if "range(" in argument), "range")
+        return f"{given}: has a step of 0, must be range(START,STOP,STEP)"
+    if "does not support sweep type" in text:
+        given = next((argument for argument in arguments if "interval(" in argument), "interval")
+        key = given.partition("=")[0]
+        return f"{given}: names no values, write {key}=1,2,4, or let another hydra/sweeper choose them, such as optuna"
     if found := re.search(r"Could not override '(.+?)'", text):
         return _unknown_key(found[1], arguments, composed())
     if found := re.search(r"Error merging override (.+)\n(.+)", text):

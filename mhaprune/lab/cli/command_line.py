@@ -1,12 +1,10 @@
-"""The command line (`scripts/run.py`, `mhaprune`, `python -m mhaprune`). Only it and `runs/from_hydra.py` know Hydra.
+"""The command line (`scripts/run.py`, `mhaprune`, `python -m mhaprune`). Only it and `callbacks.py` know Hydra.
 
 Torch and pandas are imported only when a run begins: help and error messages must be quick.
 """
 
 from __future__ import annotations
 
-import functools
-import gc
 import io
 import logging
 import os
@@ -19,21 +17,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mhaprune.interrupts import interruptible
 from mhaprune.lab.cli.arguments import check_arguments, check_once, composition_error, unreadable
-from mhaprune.progress import doing, shown
+from mhaprune.lab.cli.callbacks import Refusals, folder_of_job, name_of
+from mhaprune.lab.cli.values import plain, typed, values_of
 from mhaprune.settings.plugins import conf_folder, results_folder
-from mhaprune.settings.refusals import BROUGHT, RunFailed, one_line, show_all, visible
+from mhaprune.settings.refusals import JobFailed, RunFailed, one_line, show_all, visible
 
 if TYPE_CHECKING:
     from mhaprune.lab.runs.run import Run
@@ -41,6 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OmegaConf.register_new_resolver("pid", os.getpid, use_cache=True, replace=True)
+OmegaConf.register_new_resolver("or", lambda name, other: other if name is None else name, replace=True)
+OmegaConf.register_new_resolver("folder_of_job", folder_of_job, replace=True)
 OmegaConf.register_new_resolver("results", lambda name: str(results_folder() / name), replace=True)
 
 HELP = ("-h", "--help")
@@ -50,26 +50,23 @@ COMPLETION = ("-sc", "--shell-completion")
 SHOW = ("--cfg", "-c")
 
 
-def job(config: DictConfig, start: int = 0) -> None:
-    """Do one run or one job of a sweep, in the folder made by Hydra. `start` counts the starts of the sweep."""
-    from mhaprune.lab.runs.processes import do_alone, do_in_sweep
+def job(config: DictConfig) -> float | None:
+    """Do one run, or one job of a sweep, in the folder made by Hydra. A job returns its first headline number, so that
+    a sweeper of Hydra can look for the settings with the best one."""
+    from mhaprune.lab.runs.jobs import do_alone, do_in_sweep
     from mhaprune.lab.runs.run import sweep_settings
 
-    hydra_config = HydraConfig.get()
-    overrides: Any = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)  # may refer to no setting
-    output = Path(hydra_config.runtime.output_dir)
-    do = do_alone if hydra_config.mode == RunMode.RUN else functools.partial(do_in_sweep, start=start)
-    do(lambda: _build(config, overrides), output, overrides, lambda: sweep_settings(plain(config)))
+    own = HydraConfig.get()
+    overrides, output = typed(own.overrides.task), Path(own.runtime.output_dir)
+    what = (lambda: _build(config, overrides)), output, overrides, lambda: sweep_settings(plain(config))
+    if own.mode == RunMode.RUN:
+        do_alone(*what)
+        return None
+    in_parallel = own.launcher._target_ != name_of(BasicLauncher)
+    return do_in_sweep(*what, label=own.job.override_dirname or "the only job", in_parallel=in_parallel)
 
 
 execute = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(job)
-
-
-def plain(config: DictConfig) -> dict[str, Any]:
-    """Convert a config of Hydra into dicts, lists and plain values."""
-    values = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
 
 
 def described(*overrides: str) -> Run:
@@ -148,64 +145,29 @@ def _show_settings(arguments: list[str]) -> None:
 
 
 def _sweep(arguments: Sequence[str]) -> None:
-    """Do a multirun. Hydra's own would not check all jobs first, nor go on with a sweep that was killed."""
-    with shown(), doing("load torch"):
-        from mhaprune.lab.runs.from_hydra import composed_sweep, launch
-    from mhaprune.lab.runs.run import sweep_settings
-    from mhaprune.lab.runs.sweep_settings import SWEEP_SETTINGS
-
+    """Let Hydra do a sweep. Then combine its jobs, also if some have failed or an interrupt has ended it."""
     if flags := [argument for argument in arguments if argument.startswith("-") and argument not in MULTIRUN]:
         raise ValueError(f"{flags[0]}: cannot stand beside -m, leave one of them out")
-    with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        config = composed_sweep([argument for argument in arguments if argument not in MULTIRUN])
-        how = sweep_settings(plain(OmegaConf.masked_copy(config, list(SWEEP_SETTINGS))))
-        launch(config, GlobalHydra.instance().config_loader(), job, how, _values)
+    Refusals.sweep, failed, not_done = None, None, ""
+    try:
+        execute()
+    except JobFailed as error:
+        failed = error
+    finally:
+        if Refusals.sweep is not None:
+            from mhaprune.lab.runs.collecting import end_sweep
+            from mhaprune.lab.runs.run import sweep_settings
 
-
-class Refusing(Callback):
-    """The callback of Hydra that refuses a bad folder before Hydra writes there."""
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        with shown(), doing("load torch"):  # for seconds, before anything else can be said
-            from mhaprune.lab.runs.from_hydra import files_of_hydra
-        from mhaprune.lab.runs.run_folder import refuse_busy
-        from mhaprune.storage.store import refuse_links
-
-        typed = any(text.startswith("hydra.run.dir=") for text in config.hydra.overrides.hydra)  # else a new folder
-        try:
-            if typed and not config.hydra.run.dir:
-                raise ValueError("hydra.run.dir='': must name a folder")
-            folder = Path(config.hydra.run.dir if typed else "new")
-            refuse_busy(folder)
-            refuse_links("hydra.run.dir", folder, files_of_hydra(config))
-        except ValueError as error:
-            raise RunFailed(error) from error
+            not_done = end_sweep(Path(Refusals.sweep.hydra.sweep.dir), sweep_settings(plain(Refusals.sweep)).figure)
+    if failed is not None:
+        raise ValueError(not_done or str(failed)) from failed
 
 
 def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
-    values = _values(config, overrides)
+    values = values_of(config, overrides)
     from mhaprune.lab.runs.run import build
 
-    gc.freeze()  # imported objects stay: the garbage collector need not look through them again
     return build(values)
-
-
-def _values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the config as plain values. Raises ConfigError for a setting that the chosen model does not allow."""
-    values = plain(config)
-    from mhaprune.lab.runs.run import ONLY_TRAINED_HERE, is_pretrained
-    from mhaprune.settings.options import ConfigError
-
-    brought: dict[str, Sequence[str]] = {}
-    if config.get("model_file") is not None:
-        brought["model_file brings its own"] = BROUGHT
-    elif is_pretrained(values):
-        brought["a pretrained model has no"] = ONLY_TRAINED_HERE
-    for why, names in brought.items():
-        for override in overrides:
-            if re.split(r"[.=@]", override.lstrip("+~"))[0] in names:
-                raise ConfigError(f"{override}: {why} {', '.join(names)}, leave this out")
-    return values
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from mhaprune.api.budget import sparing
+from mhaprune.api.choosing import sparing
 from mhaprune.api.parsing import named_scorers, two_examples
 from mhaprune.api.wrap import Heads
 from mhaprune.inputs import Study
@@ -65,7 +65,7 @@ def report(
     study = replace(
         Study.of(heads),
         scorers=named_scorers(heads.subject, by),
-        schedules={"one_shot": sparing(heads, OneShot(), {})},
+        schedules={"one_shot": sparing(heads, OneShot())},
         recoveries={"refit": Refit()} if refit else {},
     )
     title = f"The {heads.subject.counted} of {type(heads.subject.model).__name__}"

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +22,6 @@ from mhaprune.lab.reporting.plots import MOST_RUNS, Plot, draw, elided
 from mhaprune.lab.reporting.sentences import POOR_MODEL, Aside
 from mhaprune.lab.reporting.settings import Setting, for_figures, setting
 from mhaprune.lab.runs.index import index_of
-from mhaprune.lab.runs.jobs import Sweep
 from mhaprune.lab.runs.run_folder import RunFolder, read_status, reason
 from mhaprune.lab.runs.run_reader import COLLECTION, FoundRun, find_runs, read_run
 from mhaprune.lab.runs.sweep_settings import SWEEP_SETTINGS
@@ -30,16 +30,20 @@ from mhaprune.settings.refusals import visible
 from mhaprune.storage.store import write_bytes
 from mhaprune.tables import LABEL, SETTING, Tables, varying
 
-RESERVED = ("cache", "hydra", LABEL, SETTING, *SWEEP_SETTINGS)
+RESERVED = ("cache", "hydra", "launch", LABEL, SETTING, *SWEEP_SETTINGS)
 """Settings that do not appear in the label of a run."""
 NOT_SET = "not set"
+MOST_NAMED = 8
+"""Largest number of jobs that an error message names."""
 MOST_LISTED = 200
 """Largest number of runs in the index of all runs, which every run writes."""
 
 
-def collect(folders: Iterable[Path], out: Path, figure: FigureSettings | None = None) -> list[str]:
+def collect(
+    folders: Iterable[Path], out: Path, figure: FigureSettings | None = None, command: str | None = None
+) -> list[str]:
     """Combine the runs found in `folders` into the folder `out`, with figures in the form `figure`. Return the findings
-    as sentences; the last sentences name the runs that were left out.
+    as sentences; the last sentences name the runs that were left out. `command` made the runs, if a single one did.
 
     The sentences and figures for the runs of an experiment come from its class. Raises ValueError if no run is found,
     or if `out` is itself a run, whose files would be replaced.
@@ -84,12 +88,31 @@ def collect(folders: Iterable[Path], out: Path, figure: FigureSettings | None = 
         for name, frame in tables.items():
             folder.write_table(name, frame)
         folder.write_figures(plots)
-        facts = _how_to_repeat(folders, out) | {"runs": str(len(runs))}
+        collecting = ["python", "scripts/collect.py", *map(str, folders), "--out", str(out)]
+        how = {"collected by": shlex.join(collecting)} if command is None else {"command": command}
+        facts = how | {"runs": str(len(runs))}
         title = title_of(runs, differ)
         folder.write("report.html", render(title, lines, plots, tables, facts).encode())
         folder.write("index.html", index_of(title, runs, differ, facts, folder.path).encode())
         folder.note(runs=len(runs), failed=[run.place for run in left_out])
     return lines
+
+
+def end_sweep(root: Path, figure: FigureSettings) -> str:
+    """Combine the jobs of a sweep into its folder, and print what they say together. Return a line that names the jobs
+    that are not done; empty if all are."""
+    if not root.is_dir() or not find_runs([root]):  # Hydra began no job
+        return ""
+    link_latest(root)
+    for line in collect([root], root, figure, shlex.join(["python", *sys.argv])):
+        print(line)
+    print(f"Report: {visible(str(root / 'report.html'))}")
+    runs, _ = named(find_runs([root]))
+    states = [f"{run.label} ({run.why_not})" for run in runs if run.why_not is not None]
+    if not states:
+        return ""
+    more = f" and {len(states) - MOST_NAMED} more" if len(states) > MOST_NAMED else ""
+    return f"{len(states)} of {len(runs)} jobs not done: {'; '.join(states[:MOST_NAMED])}{more}"
 
 
 def link_latest(folder: Path) -> None:
@@ -268,13 +291,13 @@ def _listed(names: Sequence[str]) -> str:
 def table_of(runs: Sequence[FoundRun], differ: Sequence[str]) -> pd.DataFrame:
     """Return a row per run: its settings, its headline numbers, how it ended, what trained its model, and its folder.
 
-    Runs with the same `start` were timed side by side.
+    Runs that started far apart were not timed side by side.
     """
     rows = []
     for run in runs:
         settings = {name: run.settings.get(name) for name in (*differ, *run.settings)}
         numbers = {number.name: number.value for number in run.headline}
-        ended = {"state": run.why_not or "done", **{name: run.status.get(name) for name in ("seconds", "start")}}
+        ended = {"state": run.why_not or "done", **{name: run.status.get(name) for name in ("started", "seconds")}}
         rows.append({LABEL: run.label, **settings, **numbers, **ended, **run.trained_with, "folder": run.place})
     return varying_first(pd.DataFrame(rows))
 
@@ -295,15 +318,3 @@ def varying_first(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the columns in order: the label, then the columns that vary, then the others."""
     varies = [name for name in varying(frame) if name != LABEL]
     return frame[[LABEL, *varies, *(name for name in frame if name not in (LABEL, *varies))]]
-
-
-def _how_to_repeat(folders: Sequence[Path], out: Path) -> dict[str, str]:
-    """Return the commands of the collected sweeps, and the command that collects them unless a sweep does this
-    itself."""
-    sweeps = []
-    for top in folders:
-        with suppress(ValueError):  # a damaged list of jobs
-            sweeps += [sweep.command] if (sweep := Sweep.read(top)) is not None else []
-    collecting = shlex.join(["python", "scripts/collect.py", *map(str, folders), "--out", str(out)])
-    commands = {"command": "; ".join(sweeps)} if sweeps else {}
-    return commands if sweeps and folders == [out] else commands | {"collected by": collecting}

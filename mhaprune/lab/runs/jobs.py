@@ -1,164 +1,134 @@
-"""The list of jobs of a sweep, and the progress of these jobs. The list is a file in the folder of the sweep, written
-before the first job starts."""
+"""Runs of the command line: a single run, or a job of a sweep."""
 
-from __future__ import annotations
-
-import json
-import re
-import shlex
+import functools
+import gc
+import logging
+import shutil
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mhaprune.lab.runs.run_folder import read_status
-from mhaprune.lab.runs.sweep_settings import LONGEST, SWEEP_SETTINGS
-from mhaprune.progress import duration
-from mhaprune.storage.locks import is_held, read_bytes
-from mhaprune.storage.store import fingerprint, make_folder, write_json
+from mhaprune.interrupts import limited
+from mhaprune.lab.runs.run import Results, Run
+from mhaprune.lab.runs.run_folder import RunFolder, read_status, reason
+from mhaprune.lab.runs.run_reader import read_run
+from mhaprune.lab.runs.sweep_settings import SweepSettings
+from mhaprune.progress import shown
+from mhaprune.settings.plugins import results_folder
+from mhaprune.settings.refusals import JobFailed, RunFailed
+from mhaprune.storage.cache import code_of
+from mhaprune.storage.seals import Damaged
 
-FILE = "sweep.json"
-"""The name of the file, in the folder of a sweep, that lists the jobs."""
-LOCK = ".sweep.lock"
-"""The name of a file in the folder of a sweep. The process that runs the sweep holds a lock on this file."""
-STOP = ".stop"
-"""The name of a file in the folder of a sweep. If it exists, no further job starts."""
-PAUSE = 2.0
-"""Seconds between two readings of the folder of a sweep under `--watch`."""
+log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Job:
-    """One run of a sweep."""
-
-    name: str
-    """The name of the job's folder: the settings that differ between jobs, shortened, and a fingerprint of them."""
-    label: str
-    """The settings that differ between jobs, in full."""
-    overrides: list[str]
-    """All settings of the job as they were typed."""
-
-    @classmethod
-    def of(cls, overrides: Sequence[str], varies: Sequence[str]) -> Job:
-        """Return the job with these settings. `varies` names the settings in which jobs differ."""
-        differing = sorted(one for one in overrides if _key(one) in varies)
-        readable = "-".join(re.sub(r"[^\w.-]+", "_", one, flags=re.ASCII).strip("_") for one in differing) or "job"
-        return cls(
-            f"{readable[: LONGEST - 13]}-{fingerprint(differing)}",
-            ", ".join(differing) or "the only job",
-            list(overrides),
-        )
+Build = Callable[[], Run]
+"""A function that makes a run from its settings; raises ValueError for settings that are not allowed."""
+ReadSettings = Callable[[], SweepSettings]
+"""A function that reads the settings of a sweep from the settings of a run; raises ValueError for settings that are not
+allowed."""
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """The content of the list of jobs, `sweep.json`."""
-
-    varies: list[str]
-    """The names of the settings in which jobs differ."""
-    given: str
-    """A fingerprint of the settings that are equal in all jobs, and of the files that decide settings."""
-    starts: int
-    """Number of times that the sweep was started. Jobs of the same start were timed side by side."""
-    command: str
-    """The command line that started the sweep."""
-    jobs: list[Job]
-
-    @classmethod
-    def read(cls, folder: Path) -> Sweep | None:
-        """Return the sweep in a folder, or None if there is no list of jobs. Raises ValueError for a damaged list."""
+def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings: ReadSettings) -> None:
+    """Do one run. Raises RunFailed. A run that is refused for its settings leaves no folder."""
+    refused = True
+    try:
+        settings = read_settings()
+        if settings.sweep is not None:
+            raise ValueError(f"sweep={settings.sweep}: names a sweep, which needs -m")
+        run = build()
+        run.source.prepare()
+        refused = False
+        gc.freeze()  # imported objects stay: the garbage collector need not look through them again
         try:
-            content = json.loads(read_bytes(folder / FILE))
-            sweep = cls(**content | {"jobs": [Job(**job) for job in content["jobs"]]})
-            names = [job.name for job in sweep.jobs]
-            texts = [*sweep.varies, sweep.given, sweep.command, *names, *(job.label for job in sweep.jobs)]
-            "".join([*texts, *(text for job in sweep.jobs for text in job.overrides)]).encode()  # TypeError: not a text
-            if not isinstance(sweep.starts, int) or any("\0" in name or len(name.encode()) > 255 for name in names):
-                raise TypeError
-            return sweep
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            raise ValueError(f"{folder / FILE}: damaged, it must list the jobs of a sweep") from None
+            with shown():
+                results = _recorded(RunFolder(output, settings.figure), lambda: run, overrides, settings)
+        finally:
+            from mhaprune.lab.runs.collecting import link_latest
 
-    @classmethod
-    def begin(
-        cls, folder: Path, place: str, settings: Sequence[Sequence[str]], sources: object
-    ) -> tuple[Sweep, Sweep | None]:
-        """Return a sweep of jobs with these settings, and the sweep that the folder had before, if any.
-
-        `sources` is everything beside the typed settings that decides a job. Jobs with the same settings are one job.
-        Raises ValueError if the folder holds a different sweep or other files. The message names `place`, the setting
-        for the folder.
-        """
-        before = cls.read(folder)
-        if before is None and folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
-            raise ValueError(f"{place}: its folder is not empty and holds no sweep, name another")
-        different = sorted({_key(one) for of_job in settings for one in {*of_job} ^ {*settings[0]}})
-        varies = different if before is None else before.varies
-        if not {*different} <= {*varies} <= {*different, *map(_key, settings[0])}:
-            raise ValueError(
-                f"{place}: holds another sweep, over {', '.join(varies) or 'nothing'}; this one is over"
-                f" {', '.join(different) or 'nothing'}, name another"
-            )
-        same = [one for one in settings[0] if _key(one) not in varies]
-        fixed = sorted(one for one in same if _key(one).split(".")[0] not in (*SWEEP_SETTINGS, "cache"))
-        starts = 1 if before is None else before.starts + 1
-        jobs = {job.name: job for job in (Job.of(of_job, varies) for of_job in settings)}
-        command = shlex.join(["python", *sys.argv])
-        return cls(varies, fingerprint([fixed, sources]), starts, command, list(jobs.values())), before
-
-    def write(self, folder: Path) -> None:
-        """Write the list into the folder of the sweep."""
-        write_json(make_folder("hydra.sweep.dir", folder) / FILE, asdict(self))
-
-    def job(self, name: str) -> Job:
-        """Return the job of this name."""
-        return next(job for job in self.jobs if job.name == name)
+            link_latest(output)
+    except BaseException as error:
+        _log_traceback()
+        if refused and not read_status(output):
+            _remove_refused(output)
+        raise RunFailed(error) from error
+    _say(results, output)
 
 
-def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+~")
+def do_in_sweep(
+    build: Build, output: Path, overrides: Sequence[str], read_settings: ReadSettings, label: str, in_parallel: bool
+) -> float | None:
+    """Do one job of a sweep, unless its folder holds what the same settings and the same code have made. Return the
+    first headline number of the run, None if its experiment has no such number.
 
-
-def watch(folder: Path, pause: Callable[[float], None] = time.sleep) -> Iterator[str]:
-    """Yield the progress in words, each time that it changes, until no process runs the sweep.
-
-    Raises ValueError for a folder without a sweep.
+    If another process does this job now, wait for it. Raises JobFailed, so that the sweep can go on with other jobs.
+    With `in_parallel`, jobs share the terminal, so progress is shown as lines.
     """
-    before = None
-    while True:
-        going, line = is_held(folder / LOCK), progress(folder)
-        if line != before:
-            yield line
-        if not going:
+    for handler in logging.getLogger().handlers:  # say on the terminal which job a line is from
+        if not isinstance(handler, logging.FileHandler):
+            handler.setFormatter(logging.Formatter(f"{label.replace('%', '%%')}: %(message)s"))
+    try:
+        settings, build = read_settings(), functools.cache(build)
+        folder = RunFolder(output, settings.figure)
+        with folder.locked(wait=True):
+            if _is_done(output, build):
+                log.info("is done and skipped")
+            else:
+                with shown(label, lines=in_parallel):
+                    results = _recorded(folder, build, overrides, settings)
+                _say(results, output)
+    except BaseException as error:
+        _log_traceback()
+        if not isinstance(error, Exception):  # an interrupt ends the sweep
+            raise
+        log.error("failed, %s", reason(error))
+        raise JobFailed(f"{label}: {reason(error)}") from error
+    headline = read_run(output).read().headline
+    return headline[0].value if headline else None
+
+
+def _is_done(output: Path, build: Build) -> bool:
+    """Return whether the folder holds an undamaged run that was done with these settings and the present code."""
+    found = read_run(output)
+    if found.why_not is not None:
+        return False
+    try:
+        found.check()
+    except Damaged:
+        return False
+    run = build()
+    return found.status["code"] == code_of(run.packages) and found.status["identity"]["run"] == run.identity["run"]
+
+
+def _recorded(folder: RunFolder, build: Build, overrides: Sequence[str], settings: SweepSettings) -> Results:
+    with folder.recorded(), limited(settings.time_limit):
+        folder.note(kind="run", overrides=list(overrides))
+        return build()(folder)
+
+
+def _say(results: Results, output: Path) -> None:
+    for line in results.brief:
+        log.info("%s", line)
+    report, here = output / "report.html", Path.cwd()
+    log.info("Report: %s", report.relative_to(here) if report.is_relative_to(here) else report)
+
+
+def _log_traceback() -> None:
+    """Write the traceback to the log file of the run, because Hydra's launchers lose it. The terminal shows one
+    line."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "failed", (), sys.exc_info()))
+
+
+def _remove_refused(output: Path) -> None:
+    """Remove the folder that Hydra made for a refused run. Empty folders above it are removed too, but only inside the
+    folder of all results: elsewhere they may be the user's."""
+    for handler in logging.getLogger().handlers:
+        handler.close()
+    shutil.rmtree(output / ".hydra", ignore_errors=True)
+    (output / "run.log").unlink(missing_ok=True)
+    ours = results_folder().resolve()
+    for folder in (output, *(above for above in output.parents if ours in above.parents)):
+        if folder in (ours, Path.cwd()) or not folder.is_dir() or any(folder.iterdir()):
             return
-        before = line
-        pause(PAUSE)
-
-
-def progress(folder: Path, idle: int = 0) -> str:
-    """Return in words how many jobs are done, running, failed and waiting, and the estimated time left.
-
-    Only the folder is read, so a sweep can be watched from another process or machine. `idle` is the number of further
-    jobs that could start now.
-    """
-    sweep = Sweep.read(folder)
-    if sweep is None:
-        raise ValueError(f"folder={folder}: holds no sweep, --watch follows one that was started with -m")
-    statuses = [read_status(folder / job.name) for job in sweep.jobs]
-    # A job that failed at an earlier start is done again at this one.
-    current = [each for each in statuses if each.get("start") == sweep.starts or each.get("status") == "done"]
-    states = Counter(str(each.get("status")) for each in current)
-    done, running, failed = states["done"], states["running"], states["failed"] + states["died"]
-    to_go = len(statuses) - done - running - failed
-    line = f"{len(statuses)} jobs: {done} done, {running} running, {failed} failed, {to_go} to go"
-    done_in = [each.get("seconds") for each in statuses if each.get("status") == "done"]
-    seconds = [float(each) for each in done_in if isinstance(each, int | float) and 0 < each < 1e12]
-    if seconds and running + idle and running + to_go:
-        # A running job is half done, on average.
-        left = sum(seconds) / len(seconds) * (running / 2 + to_go) / (running + idle)
-        line += f", about {duration(left)} left"
-    return line
+        folder.rmdir()

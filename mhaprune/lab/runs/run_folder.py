@@ -31,14 +31,29 @@ class RunFolder:
         self.files: dict[str, str] = {}
         """The checksum of every file that the run wrote, by its name."""
         self.status: dict[str, Any] = {}
+        self._locked = False
 
     @contextmanager
-    def recorded(self, wait: bool = False) -> Iterator[RunFolder]:
-        """Keep `status.json` up to date while the body runs. The files of an earlier run are removed first.
+    def locked(self, wait: bool = False) -> Iterator[None]:
+        """Lock the folder while the body runs, if this object has not locked it already.
 
         If another run uses the folder: with `wait`, wait until it ends; otherwise raise ValueError and change nothing.
         """
+        if self._locked:
+            yield
+            return
         with locked(self.path / LOCK, None if wait else _refusal(self.path)):
+            self._locked = True
+            try:
+                yield
+            finally:
+                self._locked = False
+
+    @contextmanager
+    def recorded(self) -> Iterator[RunFolder]:
+        """Lock the folder, and keep `status.json` up to date while the body runs. The files of an earlier run are
+        removed first. Raises ValueError if another run uses the folder."""
+        with self.locked():
             self._clear()
             start = time.monotonic()
             self.status = {"status": "running", "reason": None, "started": _now(), "finished": None, "seconds": None}
@@ -129,16 +144,6 @@ def read_status(folder: Path) -> dict[str, Any]:
     if status.get("status") == "running" and not is_held(folder / LOCK):
         status |= {"status": "died", "reason": "its process is gone, killed or without power"}
     return status
-
-
-def set_failed(folder: Path, why: str) -> None:
-    """Write `failed` and the reason `why` into the status of a killed run. Nothing is written if the run is done or
-    failed, or if a run still uses the folder."""
-    status = read_status(folder)
-    if status.get("status") not in ("done", "failed") and not is_held(folder / LOCK):  # or another run uses the folder
-        files = status.pop("files", {})
-        status = {**status, "status": "failed", "reason": why, "finished": _now(), "files": files}
-        write_json(folder / "status.json", status)
 
 
 def _now() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,6 @@ from mhaprune.lab.experiments.base import Experiment
 from mhaprune.lab.reporting.head_map import SmallMap
 from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.sentences import POOR_MODEL
-from mhaprune.lab.runs.jobs import FILE, Sweep
 from mhaprune.lab.runs.run_folder import read_status, reason
 from mhaprune.settings.options import ConfigError, settings_of
 from mhaprune.settings.plugins import find_class
@@ -38,8 +38,8 @@ FIELDS: dict[str, Any] = {
     "experiment": str,
     "identity": PLAIN,
     "trained_with": PLAIN,
+    "started": str,
     "seconds": float | None,
-    "start": int,
     "findings": Sequence[str],
     "head_map": dict[str, str | Sequence[str]] | None,
     "overrides": Sequence[str],
@@ -193,8 +193,7 @@ def read_run(folder: Path) -> FoundRun:
 def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
     """Return all runs in and below these folders, one folder after the other.
 
-    In a folder, runs are sorted by name, with 2 before 10. The jobs of a sweep are in the order of the list of jobs;
-    jobs that have not started are included.
+    In a folder, runs are sorted by name, with 2 before 10.
     """
     runs: dict[Path, FoundRun] = {}
     for top in folders:
@@ -208,22 +207,7 @@ def _below(top: Path) -> Iterator[FoundRun]:
     """Yield the runs below a folder. A folder without a status is a run too if Hydra has begun one there."""
     for place, folders, files in os.walk(top):
         folder = Path(place)
-        folders.sort(key=lambda name: (name.isdigit(), name.zfill(8)))
-        if FILE in files:
-            try:
-                sweep = Sweep.read(folder)
-            except ValueError as error:
-                yield FoundRun(folder, {}, f"{error}, so its jobs are told by their folders")
-            else:
-                assert sweep is not None
-                for job in sweep.jobs:
-                    if inside(folder, job.name) is None:
-                        yield FoundRun(folder / job.name, {}, "its folder leads out of the sweep")
-                    else:  # for a job without a status, the list has its settings
-                        run = read_run(folder / job.name)
-                        yield replace(run, status={"status": "not started", "overrides": job.overrides, **run.status})
-                folders.clear()
-                continue
+        folders.sort(key=_by_numbers)
         if "status.json" in (*files, *folders) or (folder / ".hydra" / "config.yaml").exists():
             run = read_run(folder)
             if run.status.get("kind") != COLLECTION:
@@ -233,3 +217,8 @@ def _below(top: Path) -> Iterator[FoundRun]:
         for name in folders:
             if (folder / name).is_symlink() and (folder / name / "status.json").exists():
                 yield FoundRun(folder / name, {}, "a link, name the folder that it leads to")
+
+
+def _by_numbers(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts names with their numbers as numbers: `heads_2` before `heads_10`."""
+    return [(int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]

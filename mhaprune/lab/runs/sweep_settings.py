@@ -2,13 +2,13 @@
 
 import re
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Literal
+from typing import Annotated
 
 from mhaprune.lab.reporting.figure_settings import FigureSettings
-from mhaprune.settings.ranges import Checked, Gt, Within
+from mhaprune.settings.ranges import Checked, Gt
 
 LONGEST = 100
-"""Largest number of characters in the name of a sweep or job; file systems allow 255 bytes."""
+"""Largest number of characters in the name of a sweep or of a job's folder; file systems allow 255 bytes."""
 
 
 @dataclass(frozen=True)
@@ -17,20 +17,9 @@ class SweepSettings(Checked):
     single run."""
 
     sweep: str | None = None
-    """The name of a sweep, with -m. Its folder is `results/sweeps/NAME`. A restart does only the unfinished jobs."""
-    on_change: Literal["refuse", "redo"] = "refuse"
-    """The reaction to jobs that were done with other settings or other code: `refuse` the sweep, or do these jobs again
-    (`redo`)."""
-    on_failure: Literal["continue", "stop"] = "continue"
-    """After a failed job, `continue` starts the next jobs, and `stop` starts none."""
-    retries: Annotated[int, Within(0, 100)] = 0
-    """The number of times that the same command tries a failed job again. A job with a wrong setting is not tried
-    again."""
-    max_jobs: Annotated[int, Within(1, 1_000_000)] = 10_000
-    """The largest number of jobs in a sweep, so that a typing error does not fill the memory."""
+    """The name of a sweep, with -m. Its folder is `results/sweeps/NAME`. Started again, it does what is left to do."""
     time_limit: Annotated[float | None, Gt(0)] = None
-    """The seconds after which a job is stopped. The stopped job counts as failed. The next try continues where the job
-    stopped."""
+    """The seconds after which a run or job is stopped. It counts as failed. The same command goes on from there."""
     figure: FigureSettings = field(default_factory=FigureSettings)
     """The files of figures."""
 
