@@ -124,6 +124,8 @@ def test_an_interrupted_sweep_is_combined_and_goes_on(launch: str, number: signa
     time.sleep(0.7)  # they are in the middle between two states that they save anyway
     os.kill(process.pid, number)
     assert process.wait(timeout=60) == 130
+    if launch == "slurm":  # where its jobs go on
+        subprocess.run(["scancel", "--name=mhaprune"], check=True)
     said = (tmp_path / "log").read_text()
     assert "error: interrupted; what was trained is kept, the same command goes on from there" in said
     assert (tmp_path / "sweep" / "runs.csv").exists()
