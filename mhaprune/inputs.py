@@ -13,6 +13,7 @@ from mhaprune.heads import HeadGrid
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.storage.cache import Remember, no_memory
+from mhaprune.subject import Subject
 from mhaprune.training.fine_tuning import FINE_TUNING
 from mhaprune.training.loop import Descent
 from mhaprune.wrapping.build import ModelWithData
@@ -36,8 +37,8 @@ class Known:
 class Study:
     """A model, its data and its settings, in one form for trained and pretrained models."""
 
-    subject: Any
-    """The dense model, a `Subject`."""
+    subject: Subject
+    """The dense model."""
     splits: Splits[Any]
     training: Descent
     """The settings of training; for a pretrained model, the settings of fine-tuning."""

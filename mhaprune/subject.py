@@ -123,6 +123,11 @@ class Subject(Protocol):
         """The floating-point type in which the model computes."""
         ...
 
+    @property
+    def counted(self) -> str:
+        """The name of the units of the grid in messages, in the plural: `heads`."""
+        ...
+
     def outputs(self, batch: Batch, gates: Gates | None = None) -> Tensor:
         """Return all outputs of the model for a batch, without padding, as one tensor of any shape, for proofs."""
         ...

@@ -12,7 +12,7 @@ import torch
 
 from mhaprune.heads import HeadGrid, HeadId
 from mhaprune.inputs import Study
-from mhaprune.recoveries.base import Recovery, State
+from mhaprune.recoveries.base import Pruned, Recovery, State
 from mhaprune.settings.ranges import Ge, Within
 from mhaprune.storage.cache import weights_digest
 
@@ -39,7 +39,8 @@ class FromScratch(Recovery):
         return "trains as the model was trained"
 
     def starts_from(self, study: Study, pruned: Any) -> Any:
-        taught_by = [weights_digest(study.subject.module)] if self.distillation else []
+        teacher: Pruned = study.subject
+        taught_by = [weights_digest(teacher.module)] if self.distillation else []
         return [list(pruned.grid.sizes), study.extra_steps, *taught_by]
 
     def __call__(

@@ -113,6 +113,7 @@ def check_examples(field: str, numbers: Sequence[int], have: int) -> None:
 def shown_by(study: Study, numbers: Sequence[int]) -> list[AnsweredExample]:
     """Let the model answer the user's own example or, without one, the examples of the report split with these
     numbers."""
+    assert isinstance(study.subject, Seq2Seq)
     decode, report = study.task.vocabulary.decode, study.splits.report
     pairs: list[tuple[Sequence[str], Sequence[str] | None]] = [
         (decode(report.source[n].tolist()), decode(report.target[n].tolist())) for n in numbers
@@ -126,6 +127,7 @@ def sequence_tables(study: Study, numbers: Sequence[int], closed: Outcome, most_
     """Return the tables `wrong` (see `turned_wrong`), `closed` (see `answers_without`), `examples` and `attention` for
     mhaprune's own model."""
     network, task, splits = study.subject, study.task, study.splits
+    assert isinstance(network, Seq2Seq)
     shown = shown_by(study, numbers)
     without = answers_without(network, task, shown)
     return {

@@ -11,6 +11,7 @@ from mhaprune.inputs import Study
 from mhaprune.lab.experiments.base import Findings, HeadBudgets, Setup, the_one, with_proofs
 from mhaprune.lab.experiments.speed import speed_report as report
 from mhaprune.lab.experiments.speed.matchup import Matchup, Workload, evenly, scaled
+from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.measure.times import device_name
 from mhaprune.progress import doing
 from mhaprune.pruning.plans import choices, plans_of
@@ -80,6 +81,7 @@ class Speed(HeadBudgets):
 
     def sizes(self, study: Study) -> pd.DataFrame:
         """Return the table `speed`, of fresh models."""
+        assert isinstance(study.subject, Seq2Seq)
         config, device = replace(study.subject.config, units=("head",)), study.subject.device
         full = config.grid
         masks = [evenly(full, count) for count in heads_to_remove(self.shares, len(full))]
