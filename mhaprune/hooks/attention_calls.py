@@ -148,36 +148,8 @@ def attention_in_window(
 
     def of_call(attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
         whole = attend(query, key, value)
-        if not running:
-            return whole
-        path, (T, U) = running[-1], (query.shape[-2], key.shape[-2])
-        given, weights = options.get("attn_mask"), options.get("weights")
-        places = torch.ones(T, U, dtype=torch.bool, device=key.device)
-        if weights is not None:  # those of padding are 0 for all queries; a query that sees nothing has equal weights
-            most, least = weights.amax(dim=-1), weights.amin(dim=-1)
-            sees = most - least > 10 * torch.finfo(weights.dtype).eps * most
-            sees[..., -1] = True  # the last query sees all tokens, perhaps evenly, unless all are padding
-            now = (weights != 0) & sees[..., None]
-            places = places.tril() & now.any(dim=(1, 2))[:, None, None]
-        else:
-            now = places = places.tril() if options.get("is_causal") else places if given is None else opened(given)
-        if T != U:
-            raise ValueError(f"{path}: reads a cache, in which its heads have no window; write use_cache=False")
-        if query.dim() != 4 or bool(now.triu(1).any()):
-            raise ValueError(f"{path}: its heads see more than earlier tokens, so they cannot have a window of these")
-        seen = window_mask(places, T, U, *window)
-        if weights is not None:
-            inside = weights * seen
-            if bool(
-                ((total := inside.sum(dim=-1, keepdim=True)) == 0).logical_and(seen.any(dim=-1, keepdim=True)).any()
-            ):
-                raise ValueError(f'{path}: weights in its window are rounded to 0; write attn_implementation="sdpa"')
-            near = inside / total.clamp_min(torch.finfo(total.dtype).tiny) @ value
-        else:
-            mask = seen if given is None or given.dtype == torch.bool else given.masked_fill(~seen, -torch.inf)
-            more = {name: options[name] for name in ("scale", "enable_gqa") if name in options}
-            near = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **more)
-        found[path] = whole, near
+        if running:
+            found[running[-1]] = whole, _near(running[-1], query, key, value, options, window)
         return whole
 
     def leave(*_: Any) -> None:
@@ -190,6 +162,42 @@ def attention_in_window(
             stack.callback(module.register_forward_hook(leave).remove)
         stack.enter_context(AttentionCalls(of_call))
         yield found
+
+
+def _near(path: str, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any], window: Window) -> Tensor:
+    """Return the outputs of the heads, (B, H, T, K), if they see only the window."""
+    T, U = query.shape[-2], key.shape[-2]
+    now, places = _visible(options, T, U, key.device)
+    if T != U:
+        raise ValueError(f"{path}: reads a cache, in which its heads have no window; write use_cache=False")
+    if query.dim() != 4 or bool(now.triu(1).any()):
+        raise ValueError(f"{path}: its heads see more than earlier tokens, so they cannot have a window of these")
+    seen, given, weights = window_mask(places, T, U, *window), options.get("attn_mask"), options.get("weights")
+    if weights is None:
+        mask = seen if given is None or given.dtype == torch.bool else given.masked_fill(~seen, -torch.inf)
+        more = {name: options[name] for name in ("scale", "enable_gqa") if name in options}
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **more)
+    inside: Tensor = weights * seen
+    total = inside.sum(dim=-1, keepdim=True)
+    if bool((total == 0).logical_and(seen.any(dim=-1, keepdim=True)).any()):
+        raise ValueError(f'{path}: weights in its window are rounded to 0; write attn_implementation="sdpa"')
+    return inside / total.clamp_min(torch.finfo(total.dtype).tiny) @ value
+
+
+def _visible(options: Mapping[str, Any], T: int, U: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the places that each query sees in this call, and the places that are tokens, without padding; both
+    broadcast to (B, H, T, U)."""
+    given, weights = options.get("attn_mask"), options.get("weights")
+    places = torch.ones(T, U, dtype=torch.bool, device=device)
+    if weights is None:
+        now = places.tril() if options.get("is_causal") else places if given is None else opened(given)
+        return now, now
+    # Weights of padding are 0 for all queries. A query that sees nothing has equal weights.
+    most, least = weights.amax(dim=-1), weights.amin(dim=-1)
+    sees = most - least > 10 * torch.finfo(weights.dtype).eps * most
+    sees[..., -1] = True  # the last query sees all tokens, perhaps evenly, unless all are padding
+    now = (weights != 0) & sees[..., None]
+    return now, places.tril() & now.any(dim=(1, 2))[:, None, None]
 
 
 def weights_of(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor:
