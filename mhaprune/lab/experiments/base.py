@@ -1,7 +1,7 @@
 """The interface of experiments: a study of a model, and figures and sentences made from its tables."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -130,6 +130,24 @@ class Experiment(Checked, ABC):
     def check(self, setup: Setup) -> None:
         """Raise ValueError, before anything is trained, for settings that do not fit the rest of the run."""
         return
+
+    def refuse_unread(self, name: str, source: ModelSource, shift: Collection[str], recovery: Collection[str]) -> None:
+        """Raise ValueError for settings that this experiment does not read. `name` is its option; the others are
+        settings of the run."""
+        if self.needs_training and not isinstance(source, TrainedSource):
+            raise ValueError(
+                f"experiment={name}: looks into mhaprune's own model, which it trains, so it needs model=transformer;"
+                " experiment=ablate studies any model"
+            )
+        if shift and not self.measures_shift:
+            raise ValueError(
+                f"shift=[{','.join(shift)}]: experiment={name} measures no examples of other kinds,"
+                " experiment=ablate does"
+            )
+        if recovery and not self.recovers:
+            raise ValueError(
+                f"recovery=[{','.join(recovery)}]: experiment={name} recovers nothing, experiment=prune does"
+            )
 
 
 @dataclass(frozen=True)

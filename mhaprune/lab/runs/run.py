@@ -87,27 +87,10 @@ class Run(Checked):
         super().__post_init__()
         if not self.cache.strip():
             raise ValueError(f"cache={self.cache!r}: must name a folder")
-        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-        allowed = ["cpu", *(["cuda", *gpus] if gpus else [])]
-        if self.device not in allowed:
-            raise ValueError(f"device={self.device}: not to be had on this machine, allowed is {' or '.join(allowed)}")
-        kind = option_name(self.experiment)
-        if self.experiment.needs_training and not isinstance(self.source, TrainedSource):
-            raise ValueError(
-                f"experiment={kind}: looks into mhaprune's own model, which it trains, so it needs model=transformer;"
-                " experiment=ablate studies any model"
-            )
-        if self.shift and not self.experiment.measures_shift:
-            raise ValueError(
-                f"shift=[{','.join(self.shift)}]: experiment={kind} measures no examples of other kinds,"
-                " experiment=ablate does"
-            )
+        check_device(self.device)
+        self.experiment.refuse_unread(option_name(self.experiment), self.source, self.shift or (), self.recovery)
         self.source.check()
         grid = self.source.grid
-        if self.recovery and not self.experiment.recovers:
-            raise ValueError(
-                f"recovery=[{','.join(self.recovery)}]: experiment={kind} recovers nothing, experiment=prune does"
-            )
         if not len(grid) and self.scorer:
             raise ValueError(
                 f"model_file={self.model_file}: has no heads left to score, allowed is scorer=[] as in"
@@ -233,6 +216,14 @@ class Run(Checked):
                 f" {self.model.max_length - 1} and the end of sequence"
             )
         return source
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError for a device that this machine does not have."""
+    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    allowed = ["cpu", *(["cuda", *gpus] if gpus else [])]
+    if device not in allowed:
+        raise ValueError(f"device={device}: not to be had on this machine, allowed is {' or '.join(allowed)}")
 
 
 def build(config: Mapping[str, Any]) -> Run:
