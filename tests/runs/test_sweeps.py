@@ -1,5 +1,6 @@
 """Sweeps are Hydra's own: a job can be started again at any time, so any launcher and any sweeper may start it."""
 
+import json
 import multiprocessing
 import pickle
 import re
@@ -83,6 +84,12 @@ def other_code(run: Quick, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("mhaprune.lab.runs.jobs.code_of", lambda packages: {"modules": packages, "digest": "other"})
 
 
+def a_status_without_code(run: Quick, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = read_status(folder)
+    del status["code"]
+    (folder / "status.json").write_text(json.dumps(status))
+
+
 def a_damaged_table(run: Quick, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "pruning.csv").write_text("gone")
 
@@ -91,7 +98,9 @@ def a_damaged_status(run: Quick, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     (folder / "status.json").write_text("{")
 
 
-@pytest.mark.parametrize("change", [other_settings, other_code, a_damaged_table, a_damaged_status])
+@pytest.mark.parametrize(
+    "change", [other_settings, other_code, a_status_without_code, a_damaged_table, a_damaged_status]
+)
 def test_a_job_is_done_again_after(
     change: Callable[..., None], run: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +108,15 @@ def test_a_job_is_done_again_after(
     change(run, tmp_path, monkeypatch)
     assert do(run, tmp_path) == 9
     assert run.begun == 2
+
+
+def test_a_folder_of_another_job_is_left_alone(run: Quick, tmp_path: Path) -> None:
+    do(run, tmp_path)
+    how = SweepSettings
+    with pytest.raises(JobFailed, match="holds the job seed=0, name another folder$"):
+        do_in_sweep(lambda: run, tmp_path, ["seed=1"], how, "seed=1", in_parallel=False)  # type: ignore[arg-type, return-value]
+    assert read_status(tmp_path)["status"] == "done"
+    assert run.begun == 1
 
 
 def test_a_failed_job_says_why_also_from_another_process_and_is_tried_again(
@@ -144,11 +162,11 @@ def test_what_another_process_does_is_waited_for_and_not_done_again(run: Quick, 
 
 def test_folders_are_named_by_what_varies_in_any_order() -> None:
     def name(varying: str, *more: str) -> str:
-        return folder_of_job(varying, ListConfig([*varying.split(","), *more]))
+        return folder_of_job(varying, ListConfig([*varying.split(","), *more]), "nowhere")
 
     one = name("model.num_heads=2,seed=0", "a=1")
     assert re.fullmatch("model.num_heads_2_seed_0-[0-9a-f]{12}", one)
-    assert folder_of_job("model.num_heads=2,seed=0", ListConfig(["a=1", "seed=0", "model.num_heads=2"])) == one
+    assert folder_of_job("model.num_heads=2,seed=0", ListConfig(["a=1", "seed=0", "model.num_heads=2"]), "x") == one
     assert name("model.num_heads=2,seed=0", "a=2") != one, "what is equal in all jobs decides too"
     assert name("model.num_heads=2,seed=0", "a=1", "cache=x", "launch=joblib", "time_limit=3", "figure.dpi=9") == one
     long = [name(f"x={'ä' * 10_000}1"), name(f"x={'ä' * 10_000}2"), name("x='../../a b/${c}'"), name("")]
@@ -225,6 +243,19 @@ def test_an_interrupted_sweep_is_combined_and_goes_on(tmp_path: Path, monkeypatc
     assert len(steps) == 3 * 6, "no step is trained twice"
 
 
+def test_a_sweep_that_varies_more_finds_the_jobs_of_one_that_varied_less(tmp_path: Path) -> None:
+    assert sweep(tmp_path, "seed=0").returncode == 0
+    more = sweep(tmp_path, "seed=0,1")
+    assert "seed=0: is done and skipped" in more.stdout
+    assert len(names(tmp_path)) == 2
+
+
+def test_a_setting_may_refer_to_an_option_that_only_jobs_have(tmp_path: Path) -> None:
+    refers = ["schedule=[iterative],[iterative,one_shot]", "seed='${schedule.iterative.keep_at_least}'"]
+    found = run_here(main, "-m", "experiment=ablate", *refers, "device=x", f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    assert found.stderr.startswith("error: device=x: not to be had")
+
+
 class Larger(Sweeper):
     """Tries each value of one setting, a launch for each, and keeps the value with the largest number."""
 
@@ -268,14 +299,15 @@ def test_a_sweeper_finds_the_larger_of_two_values(tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 def test_optuna_finds_the_larger_of_two_values(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    trials = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.direction=maximize"]
+    trials = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=6", "hydra.sweeper.direction=maximize"]
+    trials += ["hydra.sweeper.sampler.seed=1", "hydra.sweeper.n_jobs=1"]
     learnt = [one for one in LEARNT if not one.startswith("training.steps")]
     places = [f"hydra.sweep.dir={tmp_path / 'sweep'}", f"cache={tmp_path / 'cache'}"]
     steps = "training.steps=choice(1,150)"
     done = run_script("run.py", "-m", *trials, "experiment=train", *once(*learnt), steps, *places)
     assert done.returncode == 0, done.stderr
     assert "training.steps: 150" in (tmp_path / "sweep" / "optimization_results.yaml").read_text()
-    assert done.stdout.count("is done and skipped") == 2, "four trials of two settings"
+    assert done.stdout.count("is done and skipped") == 4, "six trials of two settings"
 
 
 def test_a_sweep_may_have_a_name_with_blanks_quotes_and_other_signs(
@@ -295,6 +327,13 @@ def test_the_folders_of_jobs_are_those_that_hydra_is_told(tmp_path: Path) -> Non
     assert sorted(path.parent.name for path in tmp_path.glob("sweep/*/status.json")) == ["0", "1"]
     one = sweep(tmp_path, "seed=0,1", "hydra.sweep.subdir=x")
     assert one.stderr == "error: hydra.sweep.subdir=x: all jobs would share it, write '${hydra:job.num}'\n"
+    out = sweep(tmp_path, "seed=0,1", "hydra.sweep.subdir='../${seed}'")
+    assert "../${seed}: leads out of the folder of the sweep, name folders in it" in out.stderr
+    lost = sweep(tmp_path, "seed=2,3", "hydra.sweep.subdir='${hydra:job.num}'")
+    assert "hydra.sweep.subdir=0: holds the job experiment=train " in lost.stderr
+    assert [read_status(tmp_path / "sweep" / name)["identity"]["seed"] for name in "01"] == [0, 1]
+    several = run_here(main, "-m", *SMALL, "seed=0,1", f"hydra.sweep.dir='{tmp_path}/sweep${{seed}}'")
+    assert several.stderr.startswith(f"error: hydra.sweep.dir={tmp_path}/sweep1: all jobs need one, vary")
     few = sweep(tmp_path, "seed=0,1", "task.seed=0,1", "hydra.sweep.subdir='${seed}'")
     assert few.stderr == "error: hydra.sweep.subdir=0: is the folder of several jobs, each must have its own\n"
 
@@ -306,3 +345,9 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     place = f"hydra.sweep.dir={tmp_path / 'sweep'}"
     assert refused.stderr == f"error: {place}: its folder is not empty and holds no sweep, name another\n"
     assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["thesis.txt"]
+    with RunFolder(tmp_path / "sweep" / "deep" / "run").recorded() as folder:
+        folder.note(kind="run")
+    assert sweep(tmp_path, "seed=0,1").stderr == refused.stderr, "a run somewhere below makes no sweep"
+    with RunFolder(tmp_path / "sweep").recorded() as folder:
+        folder.note(kind="run")
+    assert sweep(tmp_path, "seed=0,1").stderr == refused.stderr, "a run is no sweep"

@@ -15,12 +15,9 @@ from hydra.core.override_parser.types import Override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
 
-from mhaprune.lab.cli.values import plain, typed, values_of
+from mhaprune.lab.cli.values import settings_of_sweep, typed, values_of
 from mhaprune.progress import doing, shown, track
 from mhaprune.settings.refusals import RunFailed
-
-COMMON = ("cache", "launch")
-"""Settings that all jobs of a sweep share, beside those of `SweepSettings`."""
 
 
 class Refusals(Callback):
@@ -70,28 +67,19 @@ def files_of_hydra(config: DictConfig) -> list[str]:
     return [LOCK, f"{config.hydra.job.name}.log", *(str(Path(folder, name)) for name in yamls if folder is not None)]
 
 
-def folder_of_job(varying: str, overrides: Sequence[str]) -> str:
+def folder_of_job(varying: str, overrides: Sequence[str], root: str) -> str:
     """Return the name of a job's folder: the settings that vary, shortened, and a fingerprint of all that decides it.
 
-    So the same job of another sweep, or of the same sweep started again, has the same folder.
+    If a folder below `root` has this fingerprint, return its name: the same job of a sweep that varied less.
     """
-    from mhaprune.lab.runs.sweep_settings import LONGEST
+    from mhaprune.lab.runs.sweep_settings import LONGEST, deciding
     from mhaprune.storage.store import fingerprint
 
+    mark = fingerprint(deciding(typed(overrides)))
+    for path in sorted(Path(root).glob(f"*-{mark}")):
+        return path.name
     readable = re.sub(r"[^\w.-]+", "_", varying, flags=re.ASCII).strip("_") or "job"
-    deciding = sorted(one for one in typed(overrides) if _top(one) not in _common())
-    return f"{readable[: LONGEST - 13]}-{fingerprint(deciding)}"
-
-
-def _common() -> tuple[str, ...]:
-    from mhaprune.lab.runs.sweep_settings import SWEEP_SETTINGS
-
-    return (*COMMON, *SWEEP_SETTINGS)
-
-
-def _top(override: str) -> str:
-    """Return the first part of the key of an override: `model` of `+model.d_model=8`."""
-    return re.split(r"[./=@]", override.lstrip("+~"))[0]
+    return f"{readable[: LONGEST - 13]}-{mark}"
 
 
 def _parsed(config: DictConfig, *more: str) -> list[Override]:
@@ -102,19 +90,21 @@ def _parsed(config: DictConfig, *more: str) -> list[Override]:
 
 def _of_hydra(config: DictConfig) -> dict[str, str]:
     """Return the typed settings of Hydra itself, as they were typed, by their keys."""
-    return {text.partition("=")[0]: text for text in typed(config.hydra.overrides.hydra)}
+    return {text.partition("=")[0].lstrip("+"): text for text in typed(config.hydra.overrides.hydra)}
 
 
 def _name_by_what_varies(config: DictConfig) -> None:
     """Leave the settings with one value out of the names of jobs, and refuse lists of values that no job depends on."""
+    from mhaprune.lab.runs.sweep_settings import COMMON, first_part
+
     keys = config.hydra.job.config.override_dirname.exclude_keys
     fixed = [*keys]
     for one in _parsed(config):
         key = one.key_or_group
         if not one.is_sweep_override():
             fixed.append(key)
-        elif _top(key) in _common():
-            raise ValueError(f"{one.input_line}: no job depends on {_top(key)}, must have one value")
+        elif (name := first_part(key)) in COMMON:
+            raise ValueError(f"{one.input_line}: no job depends on {name}, must have one value")
     # Every job is composed anew, from these overrides and its own.
     with read_write(config.hydra):
         quoted = ",".join(f"'{key}'" for key in fixed)
@@ -123,22 +113,27 @@ def _name_by_what_varies(config: DictConfig) -> None:
 
 def _check_folder(config: DictConfig) -> None:
     """Raise ValueError if the folder of the sweep is not for jobs, or would not keep them apart."""
-    from mhaprune.lab.runs.run import sweep_settings
-    from mhaprune.lab.runs.run_reader import find_runs
+    from mhaprune.lab.runs.run_folder import read_status
+    from mhaprune.lab.runs.run_reader import COLLECTION
     from mhaprune.storage.store import refuse_links
 
-    how = sweep_settings(plain(config))
+    how = settings_of_sweep(config)
     given = _of_hydra(config)
     place = given.get("hydra.sweep.dir")
     if how.sweep is not None and place is not None:
         raise ValueError(f"sweep={how.sweep}: names the folder of the sweep, leave {place} out")
-    if "${" not in given.get("hydra.sweep.subdir", "${"):
-        raise ValueError(f"{given['hydra.sweep.subdir']}: all jobs would share it, write '${{hydra:job.num}}'")
+    if (subdir := given.get("hydra.sweep.subdir")) is not None:
+        if "${" not in subdir:
+            raise ValueError(f"{subdir}: all jobs would share it, write '${{hydra:job.num}}'")
+        if re.search(r"=['\"]?/|\.\.", subdir):
+            raise ValueError(f"{subdir}: leads out of the folder of the sweep, name folders in it")
     if config.hydra.launcher.get("n_jobs") == 0:
         raise ValueError("hydra.launcher.n_jobs=0: must be 1 or more, or -1 for a job on each core")
     root = Path(config.hydra.sweep.dir)
     there = sorted(root.iterdir()) if root.is_dir() else []
-    if there and not (root / "multirun.yaml").exists() and not find_runs([root]):
+    jobs = [path for path in there if (path / "status.json").exists() or (path / ".hydra").is_dir()]
+    ours = (root / "multirun.yaml").exists() or jobs
+    if there and (not ours or read_status(root).get("kind", COLLECTION) != COLLECTION):
         name = f"sweep={how.sweep}" if how.sweep is not None else f"hydra.sweep.dir={root}"
         raise ValueError(f"{name}: its folder is not empty and holds no sweep, name another")
     files = files_of_hydra(config)
@@ -152,6 +147,7 @@ def _check_grid(config: DictConfig) -> None:
     if config.hydra.sweeper._target_ != name_of(BasicSweeper):
         return
     from mhaprune.lab.runs.run import check
+    from mhaprune.lab.runs.sweep_settings import first_part
 
     loader, models, folders = GlobalHydra.instance().config_loader(), list[list[str]](), dict[str, list[str]]()
     params = config.hydra.sweeper.params or {}
@@ -159,13 +155,15 @@ def _check_grid(config: DictConfig) -> None:
     if not jobs:
         raise ValueError("no job: a list of values is empty; glob chooses options of a group, range(0,5) are 0 to 4")
     for number, overrides in enumerate(track(jobs, "check")):
-        model = [one for one in overrides if _top(one) in ("model", "data", "objective", "shift", "plugins")]
+        model = [one for one in overrides if first_part(one) in ("model", "data", "objective", "shift", "plugins")]
         job = loader.load_sweep_config(config, overrides)
         check(values_of(job, overrides), model in models)
         models.append(model)
         with open_dict(job):
             job.hydra.job.num = job.hydra.job.id = number
         HydraConfig.instance().set_config(job)
+        if job.hydra.sweep.dir != config.hydra.sweep.dir:
+            raise ValueError(f"hydra.sweep.dir={job.hydra.sweep.dir}: all jobs need one, vary hydra.sweep.subdir")
         folder = job.hydra.sweep.subdir
         if folders.setdefault(folder, overrides) != overrides:
             raise ValueError(f"hydra.sweep.subdir={folder}: is the folder of several jobs, each must have its own")

@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from mhaprune.interrupts import interruptible
 from mhaprune.lab.cli.arguments import check_arguments, check_once, composition_error, unreadable
 from mhaprune.lab.cli.callbacks import Refusals, folder_of_job, name_of
-from mhaprune.lab.cli.values import plain, typed, values_of
+from mhaprune.lab.cli.values import plain, settings_of_sweep, typed, values_of
 from mhaprune.settings.plugins import conf_folder, results_folder
 from mhaprune.settings.refusals import JobFailed, RunFailed, one_line, show_all, visible
 
@@ -44,7 +44,10 @@ OmegaConf.register_new_resolver("folder_of_job", folder_of_job, replace=True)
 OmegaConf.register_new_resolver("results", lambda name: str(results_folder() / name), replace=True)
 
 HELP = ("-h", "--help")
-MULTIRUN = ("-m", "--multirun", "hydra.mode=MULTIRUN")
+MULTIRUN = (
+    *("-m", "--multirun"),
+    *(f"{plus}hydra.mode={name}MULTIRUN" for plus in ("", "+", "++") for name in ("", "RunMode.")),
+)
 """The arguments that ask for a sweep: the flags, and the setting that Hydra has for it."""
 COMPLETION = ("-sc", "--shell-completion")
 SHOW = ("--cfg", "-c")
@@ -156,9 +159,9 @@ def _sweep(arguments: Sequence[str]) -> None:
     finally:
         if Refusals.sweep is not None:
             from mhaprune.lab.runs.collecting import end_sweep
-            from mhaprune.lab.runs.run import sweep_settings
 
-            not_done = end_sweep(Path(Refusals.sweep.hydra.sweep.dir), sweep_settings(plain(Refusals.sweep)).figure)
+            root, figure = Path(Refusals.sweep.hydra.sweep.dir), settings_of_sweep(Refusals.sweep).figure
+            not_done = end_sweep(root, figure)
     if failed is not None:
         raise ValueError(not_done or str(failed)) from failed
 

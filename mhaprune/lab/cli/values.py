@@ -1,12 +1,17 @@
 """Configs of Hydra as plain values."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from mhaprune.settings.refusals import BROUGHT
+
+if TYPE_CHECKING:
+    from mhaprune.lab.runs.sweep_settings import SweepSettings
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
@@ -15,6 +20,14 @@ def plain(config: DictConfig) -> dict[str, Any]:
     values = OmegaConf.to_container(own, resolve=True)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
+
+
+def settings_of_sweep(config: DictConfig) -> SweepSettings:
+    """Return the settings of a sweep. Others are not read: they may refer to an option that only a job has."""
+    from mhaprune.lab.runs.run import sweep_settings
+    from mhaprune.lab.runs.sweep_settings import SWEEP_SETTINGS
+
+    return sweep_settings(plain(OmegaConf.masked_copy(config, list(SWEEP_SETTINGS))))
 
 
 def typed(overrides: Sequence[str]) -> list[str]:

@@ -54,7 +54,8 @@ def collect(
     found = find_runs(folders)
     if not found:
         raise ValueError(f"folder={', '.join(map(str, folders))}: holds no run, a run folder has a status.json")
-    with RunFolder(out, figure).recorded() as folder:
+    to = RunFolder(out, figure)
+    with to.locked(wait=command is not None), to.recorded() as folder:  # the same sweep may end in two processes
         folder.note(kind=COLLECTION)
         runs, differ = named(found)
         runs = [run.read() for run in runs]

@@ -12,7 +12,7 @@ from mhaprune.interrupts import limited
 from mhaprune.lab.runs.run import Results, Run
 from mhaprune.lab.runs.run_folder import RunFolder, read_status, reason
 from mhaprune.lab.runs.run_reader import read_run
-from mhaprune.lab.runs.sweep_settings import SweepSettings
+from mhaprune.lab.runs.sweep_settings import SweepSettings, deciding
 from mhaprune.progress import shown
 from mhaprune.settings.plugins import results_folder
 from mhaprune.settings.refusals import JobFailed, RunFailed
@@ -70,7 +70,7 @@ def do_in_sweep(
         settings, build = read_settings(), functools.cache(build)
         folder = RunFolder(output, settings.figure)
         with folder.locked(wait=True):
-            if _is_done(output, build):
+            if _is_done(output, build, overrides):
                 log.info("is done and skipped")
             else:
                 with shown(label, lines=in_parallel):
@@ -86,8 +86,9 @@ def do_in_sweep(
     return headline[0].value if headline else None
 
 
-def _is_done(output: Path, build: Build) -> bool:
-    """Return whether the folder holds an undamaged run that was done with these settings and the present code."""
+def _is_done(output: Path, build: Build, overrides: Sequence[str]) -> bool:
+    """Return whether the folder holds an undamaged run that was done with these settings and the present code. Raises
+    ValueError if it holds another job, which would be lost."""
     found = read_run(output)
     if found.why_not is not None:
         return False
@@ -95,8 +96,11 @@ def _is_done(output: Path, build: Build) -> bool:
         found.check()
     except Damaged:
         return False
-    run = build()
-    return found.status["code"] == code_of(run.packages) and found.status["identity"]["run"] == run.identity["run"]
+    if (others := deciding(found.status.get("overrides", overrides))) != deciding(overrides):
+        raise ValueError(f"hydra.sweep.subdir={output.name}: holds the job {' '.join(others)}, name another folder")
+    run, status = build(), found.status
+    same = status.get("identity", {}).get("run") == run.identity["run"]
+    return same and status.get("code") == code_of(run.packages)
 
 
 def _recorded(folder: RunFolder, build: Build, overrides: Sequence[str], settings: SweepSettings) -> Results:

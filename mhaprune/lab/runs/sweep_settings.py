@@ -1,6 +1,7 @@
 """The settings that do not change the result of a run: how a sweep is done, and the files of figures."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Annotated
 
@@ -33,5 +34,17 @@ class SweepSettings(Checked):
             )
 
 
+def first_part(override: str) -> str:
+    """Return the first part of the key of an override: `model` of `+model.d_model=8`."""
+    return re.split(r"[./=@]", override.lstrip("+~"))[0]
+
+
+def deciding(overrides: Iterable[str]) -> list[str]:
+    """Return the overrides that decide the result of a job, sorted."""
+    return sorted(one for one in overrides if first_part(one) not in COMMON)
+
+
 SWEEP_SETTINGS = tuple(each.name for each in fields(SweepSettings))
 """The names of the settings of a sweep."""
+COMMON = ("cache", "launch", *SWEEP_SETTINGS)
+"""Settings that are the same for all jobs of a sweep, because no result depends on them."""
