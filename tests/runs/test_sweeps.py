@@ -328,7 +328,7 @@ def test_the_folders_of_jobs_are_those_that_hydra_is_told(tmp_path: Path) -> Non
     one = sweep(tmp_path, "seed=0,1", "hydra.sweep.subdir=x")
     assert one.stderr == "error: hydra.sweep.subdir=x: all jobs would share it, write '${hydra:job.num}'\n"
     out = sweep(tmp_path, "seed=0,1", "hydra.sweep.subdir='../${seed}'")
-    assert "../${seed}: leads out of the folder of the sweep, name folders in it" in out.stderr
+    assert "leads out of the folder of the sweep, name folders in it" in out.stderr
     lost = sweep(tmp_path, "seed=2,3", "hydra.sweep.subdir='${hydra:job.num}'")
     assert "hydra.sweep.subdir=0: holds the job experiment=train " in lost.stderr
     assert [read_status(tmp_path / "sweep" / name)["identity"]["seed"] for name in "01"] == [0, 1]
