@@ -1,4 +1,6 @@
-"""The heads of a model, a `api.wrap.Heads`, as pages: a line for a notebook, and the report."""
+"""The pages that `Heads` of the core writes by the lab: a line for a notebook, and the report that experiments write.
+
+They stand beside the command line, because both put experiments to work."""
 
 from __future__ import annotations
 
