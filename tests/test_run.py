@@ -245,7 +245,7 @@ def test_an_interrupted_run_says_so_and_goes_on_where_it_was(
     monkeypatch.setattr(Training, "step", interrupted)
     done = run_here(main, *train(tmp_path))
     assert done.returncode == 130
-    assert done.stderr == "error: interrupted; what was trained is kept, the same command goes on from there\n"
+    assert done.stderr == "error: interrupted; the same command goes on from what was saved\n"
     assert read_status(tmp_path / "run")["status"] == "failed"
     assert read_status(tmp_path / "run")["reason"] == "interrupted"
     again = run_here(main, *train(tmp_path))
@@ -265,7 +265,7 @@ def test_an_interrupted_process_says_so_and_goes_on_where_it_was(tmp_path: Path)
     endless.send_signal(signal.SIGTERM)
     _, errors = endless.communicate(timeout=150)
     assert endless.returncode == 130
-    assert errors == "error: interrupted; what was trained is kept, the same command goes on from there\n"
+    assert errors == "error: interrupted; the same command goes on from what was saved\n"
     assert read_status(tmp_path / "run")["status"] == "failed"
     assert read_status(tmp_path / "run")["reason"] == "interrupted"
     [partial] = (tmp_path / "cache").glob("*.partial.pt")

@@ -52,7 +52,7 @@ class JobFailed(Exception):
 def one_line(error: BaseException) -> str:
     """Return the message of any error in one line."""
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted; what was trained is kept, the same command goes on from there"
+        return "interrupted; the same command goes on from what was saved"
     if isinstance(error, OSError) and (error.filename or error.errno in FULL):
         where = f"{error.filename}: " if error.filename else ""
         return visible(f"{where}{error.strerror}") + "; hydra.run.dir and cache must name folders that can be written"

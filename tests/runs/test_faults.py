@@ -127,7 +127,7 @@ def test_an_interrupted_sweep_is_combined_and_goes_on(launch: str, number: signa
     if launch == "slurm":  # where its jobs go on
         subprocess.run(["scancel", "--name=mhaprune"], check=True)
     said = (tmp_path / "log").read_text()
-    assert "error: interrupted; what was trained is kept, the same command goes on from there" in said
+    assert "error: interrupted; the same command goes on from what was saved" in said
     assert (tmp_path / "sweep" / "runs.csv").exists()
     whole(tmp_path)
     assert len(saved(tmp_path)) == jobs

@@ -234,7 +234,7 @@ def test_an_interrupted_sweep_is_combined_and_goes_on(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Training, "step", interrupted)
     stopped = sweep(tmp_path, "seed=0,1,2")
     assert stopped.returncode == 130
-    assert stopped.stderr == "error: interrupted; what was trained is kept, the same command goes on from there\n"
+    assert stopped.stderr == "error: interrupted; the same command goes on from what was saved\n"
     assert list(pd.read_csv(tmp_path / "sweep" / "runs.csv")["state"]) == ["done", "interrupted"]
     again = sweep(tmp_path, "seed=0,1,2")
     assert again.returncode == 0
