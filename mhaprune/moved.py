@@ -1,7 +1,7 @@
 """The old names of modules that were moved, for plug-ins and saved files that use these names."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -63,3 +63,14 @@ def _now(name: str) -> str | None:
     """Return the new name of a module; None if it has not moved."""
     room = ".".join(name.split(".")[:2])
     return MOVED.get(name) or (MOVED[room] + name.removeprefix(room) if room in MOVED else None)
+
+
+def parts_of(package: str) -> Callable[[str], ModuleType]:
+    """Return the `__getattr__` of a package that has lost modules: these are still its attributes."""
+
+    def part(name: str) -> ModuleType:
+        if _now(f"{package}.{name}") is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return import_module(f"{package}.{name}")
+
+    return part

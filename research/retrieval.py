@@ -25,7 +25,7 @@ import mhaprune
 from mhaprune import losses
 from mhaprune.statistics.intervals import mean_interval
 from mhaprune.storage.store import write_bytes
-from mhaprune.surgery.removal import copied
+from mhaprune.surgery.copying import copied
 from rivals import BOTH, TEXTS, drawn, in_folder, minilm
 
 LEAST = 5

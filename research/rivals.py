@@ -41,7 +41,7 @@ from mhaprune.measure.times import clock_for, in_turn, speed_columns
 from mhaprune.progress import shown
 from mhaprune.statistics.intervals import mean_interval
 from mhaprune.storage.store import make_folder, write_bytes
-from mhaprune.surgery.removal import copied
+from mhaprune.surgery.copying import copied
 from mhaprune.wrapping.wrapped_model import WrappedModel
 
 SPEEDS = (1.2, 1.5, 2.0)

@@ -51,8 +51,8 @@ def nothing_found(model: nn.Module, called: Collection[str], overlooked: Collect
     inner = [path for path in linear if not any(other != path and within(other, path) for other in linear)]
     message = (
         f"{type(model).__name__}: no attention found: no call of F.scaled_dot_product_attention, of the attention"
-        " interface of transformers or of nn.MultiheadAttention, and no softmax between two products by bmm, or by"
-        " matmul of four dimensions. "
+        " interface of transformers or of nn.MultiheadAttention, and no softmax between two products of matrices"
+        " (matmul, bmm or einsum). "
     )
     if overlooked:
         message += f"{', '.join(path or 'the model' for path in overlooked)}: weighs positions in another way. "

@@ -4,12 +4,14 @@ Dimensions: B = batch, T = positions, H = heads, K = width of a head, W = output
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from mhaprune.hooks.blocks import Rows
+from mhaprune.hooks.blocks import ROLES, Rows
 
 NOTHING = "made by no linear module"
 LORA = "adapted by LoRA; call merge_and_unload() on the model first"
@@ -25,13 +27,26 @@ def reached(number: Tensor, leaves: Leaves) -> list[tuple[nn.Module, Tensor, Ten
     return [(module, leaf, gradient) for (module, leaf), gradient in pairs if gradient is not None]
 
 
-def rows_of_heads(heads: Tensor, leaves: Leaves, paths: Mapping[nn.Module, str]) -> tuple[list[Rows] | str, bool]:
+def rows_read(part: Tensor, leaves: Leaves) -> dict[int, tuple[int, ...]]:
+    """Return the rows of linear modules that a tensor depends on, by the number of the module among the leaves."""
+    weights = drawn(part) + 0.5  # without them, parts could cancel
+    numbers = {id(leaf): n for n, (_, leaf) in enumerate(leaves)}
+    found = {
+        numbers[id(leaf)]: tuple(gradient.flatten(0, -2).abs().amax(0).nonzero().flatten().tolist())
+        for _, leaf, gradient in reached((part * weights).sum(), leaves)
+    }
+    return {n: rows for n, rows in found.items() if rows}
+
+
+def rows_of_heads(
+    heads: Tensor, leaves: Leaves, paths: Mapping[nn.Module, str], repeated: bool = False
+) -> tuple[list[Rows] | str, bool]:
     """Return the linear modules that made these heads, (B, heads, T, K), with the rows of each head; or the reason why
     there are none. The second value is False if a head has fewer rows than others, or than its width.
 
     Rows that every head reads belong to none: they stay. If there are no others, they are those of one head, as in
     multi-query attention (Shazeer 2019). So it is with the rotary part of the keys in multi-head latent
-    attention (DeepSeek-V2, 2024).
+    attention (DeepSeek-V2, 2024). If heads may be `repeated`, several of them may have the same rows.
     """
     weights = drawn(heads) + 0.5  # without them, parts could cancel
     made = reached((heads * weights).sum(), leaves) if heads.requires_grad else []
@@ -54,12 +69,31 @@ def rows_of_heads(heads: Tensor, leaves: Leaves, paths: Mapping[nn.Module, str])
     own = own or rows
     for path, each in own.items():
         if len({row for head in each for row in head}) != sum(map(len, each)):
-            shared = 1 < len(set(each)) < len(each)
+            parts = set(each)
+            shared = 1 < len(parts) < len(each)
+            if repeated and shared and len(set().union(*parts)) == sum(map(len, parts)) and () not in parts:
+                continue
             how = f"made once for several heads by {path}" if shared else f"mixed from the heads of {path} (a norm?)"
             return how, whole
         if len(set(map(len, each))) > 1:
             return f"made of unequal numbers of rows of {', '.join(own)}", whole
     return [Rows(path, tuple(each)) for path, each in own.items()], whole
+
+
+def without_repeats(rows: dict[str, Rows | str]) -> list[int]:
+    """If a layer itself repeats keys and values for several heads, leave one part of each in these `rows`, which are
+    named by their roles. Return the number of the part that each head reads; an empty list if nothing is repeated."""
+    found = {
+        name: made.heads for name in ROLES[1:] if isinstance(made := rows.get(name), Rows) and len({*made.heads}) > 1
+    }
+    if len(found) < 2 or all(len({*heads}) == len(heads) for heads in found.values()):
+        return []
+    of, other = ([[*dict.fromkeys(heads)].index(head) for head in heads] for heads in found.values())
+    for name, heads in found.items():
+        parts = tuple(dict.fromkeys(heads))
+        made = cast("Rows", rows[name])
+        rows[name] = replace(made, heads=parts) if of == other else "not shared by the same heads as the other part"
+    return of if of == other else []
 
 
 def _without_shared(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -88,6 +122,11 @@ def probe(x: Tensor) -> Tensor:
     black = torch.stack(torch.meshgrid(*places, indexing="ij")).sum(dim=0) % 2 == 0
     size = x.abs() + x.abs().mean().clamp(min=1e-3) * (0.5 + drawn(x))
     return torch.where(black, size, -size)
+
+
+def bright(x: Tensor) -> Tensor:
+    """Return the numbers of `probe` without their signs: a gate may be closed for all numbers below 0."""
+    return probe(x).abs()
 
 
 def drawn(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ Dimensions: B = batch, H = heads, T = queries, K = head_dim.
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,3 +84,24 @@ def dimensions_of_heads(computed: Sequence[Tensor], tensors: Sequence[Tensor]) -
         if reads_HH.any() and torch.equal(reads_HH, reads_HH.diag().diag()):
             found[n] = dim
     return found, not any(H in tensors[n].shape and found[n] is None for n in flat)
+
+
+def learned_factor(
+    x: Tensor, context: Tensor, heads_dim: int, tensors: Sequence[Tensor]
+) -> tuple[Tensor | None, list[bool]]:
+    """Return the number by which a layer multiplies the output of each head, (H,), and for each of these tensors
+    whether the number depends on it.
+
+    It is the derivative of the input x of W_O in the outputs of the heads, `context`, if that is one number for each
+    head. None if it is not, or if it depends on none of the tensors.
+    """
+    none = [False] * len(tensors)
+    grad = partial(torch.autograd.grad, retain_graph=True, allow_unused=True)
+    if not tensors or all(gradient is None for gradient in grad(x.sum(), tensors)):
+        return None, none
+    (slope,) = grad(x.sum(), context, create_graph=True)
+    by_head = slope.movedim(heads_dim, 0).flatten(1)
+    if not slope.requires_grad or not torch.equal(by_head, by_head[:, :1].expand_as(by_head)):
+        return None, none
+    read = [gradient is not None for gradient in grad(by_head[:, 0].sum(), tensors)]
+    return (by_head[:, 0].detach() if any(read) else None), read

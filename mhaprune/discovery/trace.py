@@ -19,8 +19,9 @@ from torch.utils.checkpoint import CheckpointError
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.discovery.hints import nothing_found, why_uncut
-from mhaprune.discovery.layouts import NOTHING, columns_of_heads, probe, reached, rows_of_heads
-from mhaprune.discovery.per_head_tensors import Followed, dimensions_of_heads
+from mhaprune.discovery.layouts import NOTHING, bright, columns_of_heads, probe, reached, rows_of_heads, without_repeats
+from mhaprune.discovery.leading import folded, leading
+from mhaprune.discovery.per_head_tensors import Followed, dimensions_of_heads, learned_factor
 from mhaprune.hooks.attention_calls import Attend, AttentionCalls, attention_interface
 from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, block_of, neighbours, within
 from mhaprune.hooks.eval_mode import at_rest, without_results
@@ -33,6 +34,11 @@ UNREAD = "no linear module that is called reads what its heads say"
 MIXED = (
     "its heads are mixed before the first linear module that reads them, so they cannot be gated one by one (a norm"
     " over all heads, or a W_O that is no linear module?)"
+)
+NO_GRAD = "runs without gradients (no_grad, or checkpointing, which must be off)"
+INFERENCE = (
+    "runs under torch.inference_mode, in which nothing can be traced; if that is a decorator, take it away first:"
+    " model.forward = type(model).forward.__wrapped__.__get__(model)"
 )
 REMEMBERED = 32
 """Number of linear modules that are remembered, the most recently called ones. The source of queries, keys and values
@@ -59,6 +65,9 @@ class _Found:
     """See `Block.numbers`."""
     inputs: list[tuple[int | str, int]] = field(default_factory=list)
     """See `Block.inputs`."""
+    factor: Tensor | None = None
+    """The factor of each head between the product and W_O, (H,), if it is one number for all inputs that the layer has
+    learned."""
     unusable: str = UNREAD
     """The reason why its heads cannot be gated one by one; empty if they can."""
 
@@ -70,9 +79,10 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
     Attention is found if it calls `F.scaled_dot_product_attention` or the attention interface of transformers, if it is
     two matrix products with a softmax between them, or if it is a `MultiHeadAttention`.
     """
-    trace = _traced(model, call)
-    if not trace.whole:
-        trace = _traced(model, call, probe)
+    for seen, stored in ((Tensor.detach, None), (probe, probe), (probe, bright)):
+        trace = _traced(model, call, seen, stored)
+        if trace.whole:
+            break
     blocks: dict[str, Block] = {}
     second: dict[str, None] = {}
     noted = Cut.of(model) or Cut()
@@ -100,6 +110,7 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
             inputs=tuple(found.inputs),
             why_not=next(why_not, "") or why_uncut(model, [out, *(source.rows.path for source in made_by)]),
             cross=found.cross,
+            gated_by_layer=found.factor is not None,
         )
         if (again := blocks.get(path)) is None:
             blocks[path] = as_named(block, noted)
@@ -116,12 +127,27 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
     return list(blocks.values()), [*(path or type(model).__name__ for path in overlooked), *second]
 
 
+def factors_of_heads(model: nn.Module, call: Callable[[nn.Module], object]) -> dict[str, Tensor]:
+    """Return the factors by which layers multiply the outputs of their heads, (H,), by the path of W_O; see
+    `Block.gated_by_layer`."""
+    trace = _traced(model, call)
+    return {
+        trace.paths[found.out]: found.factor
+        for found in trace.found
+        if found.out is not None and found.factor is not None
+    }
+
+
 def _traced(
-    model: nn.Module, call: Callable[[nn.Module], object], seen: Callable[[Tensor], Tensor] = Tensor.detach
+    model: nn.Module,
+    call: Callable[[nn.Module], object],
+    seen: Callable[[Tensor], Tensor] = Tensor.detach,
+    stored: Callable[[Tensor], Tensor] | None = None,
 ) -> "_Trace":
-    """Return what a call of the model shows. `seen` replaces the numbers of linear modules and heads."""
+    """Return what a call of the model shows. `seen` replaces the numbers of linear modules and heads, `stored` those of
+    small parameters."""
     for numbers in (True, False):
-        trace = _Trace(model, seen)
+        trace = _Trace(model, seen, stored)
         try:
             with torch.enable_grad(), at_rest(model), without_results(model), trace.watching(numbers):
                 call(model)
@@ -148,7 +174,9 @@ def as_named(block: Block, cut: Cut) -> Block:
 class _Trace:
     """A recorder of one call of the model: hooks, patches, and the attention calls that they found."""
 
-    def __init__(self, model: nn.Module, seen: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, model: nn.Module, seen: Callable[[Tensor], Tensor], stored: Callable[[Tensor], Tensor] | None
+    ) -> None:
         self.model, self.seen = model, seen
         self.pruned = set((Cut.of(model) or Cut()).heads)
         """The paths of modules that have lost heads, and may have one that is left."""
@@ -164,7 +192,7 @@ class _Trace:
         self.read: dict[str, Tensor] = {}
         """The last input of each linear module, by its path."""
         self.inside = False
-        self.followed = Followed(probe if seen is probe else None)
+        self.followed = Followed(stored)
         self.given: dict[nn.Module, dict[int | str, Any]] = {}
         """The arguments of the last call of each module, by place or name."""
 
@@ -198,6 +226,8 @@ class _Trace:
 
     def _enter(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self.running.append(module)
+        if torch.is_inference_mode_enabled():
+            return None
         if is_linear(module):
             if inputs:
                 self.read[self.paths[module]] = inputs[0]
@@ -214,7 +244,7 @@ class _Trace:
         self.running.pop()
 
     def _leaf(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        if not isinstance(output, Tensor):  # a router, which returns more
+        if not isinstance(output, Tensor) or output.is_inference():  # a router, which returns more
             return output
         leaf = self.seen(output.detach()).requires_grad_()
         self.leaves = [*self.leaves[-REMEMBERED:], (module, leaf)]
@@ -226,6 +256,9 @@ class _Trace:
         return self._leaf(module, (), output)
 
     def _of_interface(self, attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Any:
+        if torch.is_inference_mode_enabled():
+            self.overlooked[self.paths[module]] = INFERENCE
+            return attend(query, key, value)
         found = self._begin(module, query, key, value)
         self.inside = True
         out, *others = attend(query.detach(), key.detach(), value.detach())
@@ -234,18 +267,40 @@ class _Trace:
         found.context, found.heads_last = self.seen(out.detach()).requires_grad_(), True  # (B, T, H, K)
         return (found.context, *others)
 
-    def _of_call(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
-        known = bool(self.running) and self.paths[self.running[-1]] in self.pruned
-        if query.dim() == 3 and (len(query) > 1 or known):  # of one example, so that only heads are in this dimension
-            query, key, value = (x.unsqueeze(0) for x in (query, key, value))
-            return self._of_call(lambda *each: attend(*(x[0] for x in each))[None], query, key, value, options)[0]
+    def _of_call(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Tensor:
         if self.inside or not self.running:
             return attend(query, key, value)
         if "weights" in options:
             self.softmaxes.known(options["weights"])
-        if query.dim() != 4:
-            self.overlooked[self.paths[self.running[-1]]] = ""
+        made, path = (query, key, value), self.paths[self.running[-1]]
+        if torch.is_inference_mode_enabled():
+            self.overlooked[path] = INFERENCE
             return attend(query, key, value)
+        several = query.dim() == 3 and (len(query) > 1 or path in self.pruned)  # one example: so these are heads
+        if query.dim() < 3 or (query.dim() == 3 and not several):
+            self.overlooked[path] = ""
+            return attend(query, key, value)
+        if query.dim() == 4 and len(query) == 1:
+            return self._of_heads(attend, *made)
+        shared = folded(made, self.leaves) if query.dim() == 3 else None
+        if shared is not None and len({*map(len, made)}) == 1:
+
+            def joined(*each: Tensor) -> Tensor:
+                return attend(*(x.flatten(0, 1) for x in each)).unflatten(0, shared)
+
+            query, key, value = (x.unflatten(0, shared) for x in made)
+            return self._of_call(joined, query, key, value, {}).flatten(0, 1)
+        lead = leading(made, self.leaves)
+        if query.dim() == 4 and lead.heads == (1,):
+            return self._of_heads(attend, *made)
+
+        def in_order(*each: Tensor) -> Tensor:
+            return lead.by_head(attend(*map(lead.back, each)))
+
+        return lead.back(self._of_heads(in_order, *map(lead.by_head, made)))
+
+    def _of_heads(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Note attention of one example, or its windows, with query (B, H, T, K)."""
         found = self._begin(self.running[-1], query, key, value)
         out = attend(query.detach(), key.detach(), value.detach())
         self._find_numbers(found, [out, query, key, value])
@@ -262,9 +317,11 @@ class _Trace:
         for name in once if len(once) < 2 else ():
             made = cast("Rows", rows[name])
             rows[name] = replace(made, heads=((),) * G) if name == "key" else f"made once for all heads by {made.path}"
+        if G == H and (repeated := without_repeats(rows)):
+            of_kv = repeated
         found = _Found(module, H, tuple(of_kv), rows)
         if not torch.is_grad_enabled():
-            found.unusable = "runs without gradients (no_grad, or checkpointing, which must be off)"
+            found.unusable = NO_GRAD
         return self._add(found)
 
     def _add(self, found: _Found) -> _Found:
@@ -300,7 +357,7 @@ class _Trace:
     def _sources(self, name: str, heads: Tensor, H: int) -> dict[str, Rows | str]:
         """Return the rows of the linear modules that made these heads, (B, heads, T, K), or the reason why there are
         none, by `name` and, of further modules, by longer names."""
-        found, whole = rows_of_heads(heads, self.leaves, self.paths)
+        found, whole = rows_of_heads(heads, self.leaves, self.paths, name in ROLES[1:])
         self.whole = self.whole and whole
         if isinstance(found, str):
             return {name: found}
@@ -332,12 +389,35 @@ class _Trace:
                     found.columns, whole = columns_of_heads(x, leaf, found.heads_last)
                     self.whole = self.whole and whole
                     found.unusable = self._unusable(found.columns)
+                if is_linear(module):
+                    self._find_factor(found, x)
                 if not found.unusable:
                     by_head = [x[..., list(columns)] for columns in found.columns]
                     gated = torch.stack(by_head, dim=1)
                     gates = self._sources("gate", gated, found.heads)
                     found.rows |= {name: rows for name, rows in gates.items() if rows != NOTHING}
                     self._find_numbers(found, [gated])
+
+    def _find_factor(self, found: _Found, x: Tensor) -> None:
+        """Find the factor by which the layer itself multiplies each head, see `learned_factor`.
+
+        A tensor with one number for each head is cut with the heads, also if each factor depends on all of its numbers,
+        as those of a softmax do.
+        """
+        path, H, given = self.paths[found.module], found.heads, self.given.get(found.module, {})
+        sizes = {H, getattr(found.module, "all_heads", H)}  # of an argument that is cut at each call
+        followed: list[tuple[Any, Any, Tensor]] = [
+            *((found.numbers, name, tensor) for name, tensor in self.followed.stored.items()),
+            *((found.inputs, key, tensor) for key, tensor in given.items() if isinstance(tensor, Tensor)),
+        ]
+        followed = [each for each in followed if each[2].requires_grad and sizes & {*each[2].shape}]
+        heads_dim = 2 if found.heads_last else 1
+        tensors = [tensor for *_, tensor in followed]
+        found.factor, read = learned_factor(x, cast("Tensor", found.context), heads_dim, tensors)
+        for (where, name, tensor), is_read in zip(followed, read, strict=True):
+            mine = where is found.inputs or within(name, path)
+            if is_read and mine and tensor.numel() == H and name not in dict(where):
+                where.append((name, list(tensor.shape).index(H) - tensor.dim()))
 
     @staticmethod
     def _unusable(columns: Sequence[Sequence[int]]) -> str:

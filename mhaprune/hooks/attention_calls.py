@@ -1,9 +1,10 @@
 """Call a function of one's own at every attention call of a model.
 
 There are three kinds of calls: `F.scaled_dot_product_attention`, which most models use; two matrix products with a
-softmax between them; and the attention interface of transformers, which knows the calling module.
+softmax between them, by whatever function; and the attention interface of transformers, which knows the calling module.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,30 +15,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from mhaprune.hooks.products import Factors
 from mhaprune.hooks.windows import opened, window_mask
 
 Attend = Callable[[Tensor, Tensor, Tensor], Any]
 """The original attention, as a function of query, key and value."""
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
-FLAT = (torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm)
-"""Matrix products with one dimension for examples and heads; some add them to something else."""
 
 
 class AttentionCalls(TorchFunctionMode):
     """A mode of torch in which every attention calls `through(attend, query, key, value, options)` instead.
 
-    `attend` is the original function, query is (B, H, T, K). Attention is a call of `F.scaled_dot_product_attention`,
-    or two matrix products: the first becomes weights that sum to 1, the second multiplies them with the values. In the
-    second form `options` holds the weights, and query may be (B·H, T, K).
+    `attend` is the original function of query, (*lead, T, K), key and value. As a rule the leading dimensions are those
+    of examples and heads. Attention is a call of `F.scaled_dot_product_attention`, or two matrix products: the first
+    becomes weights that sum to 1, the second multiplies them with the values. In the second form `options` holds the
+    weights, (*lead, T, U).
     """
 
     def __init__(self, through: Callable[[Attend, Tensor, Tensor, Tensor, dict[str, Any]], Any]) -> None:
         super().__init__()
         self.through = through
-        self.products: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
-        """The two factors of each recent matrix product, by its size and last two dimensions. If the product becomes
-        attention weights, its factors are queries and keys."""
+        self.products: dict[tuple[int, ...], tuple[tuple[int, ...], Tensor, Tensor]] = {}
+        """The leading dimensions and the two factors of each recent matrix product, by its size and last two
+        dimensions. If the product becomes attention weights, its factors are queries and keys."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -45,26 +45,39 @@ class AttentionCalls(TorchFunctionMode):
             given = dict(zip(NAMES, args, strict=False)) | kwargs
             query, key, value = (given.pop(name) for name in NAMES[:3])
             return self.through(lambda q, k, v: func(q, k, v, **given), query, key, value, given)
-        factors = [*args, *(kwargs[name] for name in ("batch1", "batch2") if name in kwargs)][-2:]
-        of_heads = func in FLAT or (func in PRODUCTS and all(isinstance(x, Tensor) and x.dim() == 4 for x in args))
-        if not of_heads or len(factors) < 2:
+        if (factors := Factors.of(func, args, kwargs)) is None:
             return func(*args, **kwargs)
-        first, second = factors
-        if len(args) == 2 and (size := _size(first)) in self.products and _are_weights(first):
-            flat = self.products.pop(size)
-            query, key = (x if x.dim() == first.dim() else x.reshape(*first.shape[:-2], *x.shape[-2:]) for x in flat)
-            return self.through(lambda q, k, v: func(first, v), query, key, second, {"weights": first})
-        product = func(*args, **kwargs)
-        self.products[_size(product)] = first, second.mT
-        return product
+        for swapped in () if factors.added or not self.products else (False, True):
+            weights, value, back = factors.arranged("first", swapped)
+            if (size := _size(weights.shape)) in self.products and _are_weights(weights):
+                return back(self._weighted(weights, value, *self.products.pop(size)))
+        for swapped in (True, False):
+            first, second, _ = factors.arranged("product", swapped)
+            lead = torch.broadcast_shapes(first.shape[:-2], second.shape[:-2])
+            shape = (*lead, first.shape[-2], second.shape[-1])
+            self.products[_size(shape)] = lead, first, second.mT
+        return func(*args, **kwargs)
+
+    def _weighted(self, weights: Tensor, value: Tensor, lead: Sequence[int], *made: Tensor) -> Tensor:
+        query, key = (_led(x, lead, weights.shape[:-2]) for x in made)
+        said: Tensor = self.through(lambda q, k, v: weights @ v, query, key, value, {"weights": weights})
+        return said
 
 
-def _size(product: Tensor) -> tuple[int, ...]:
-    return product.numel(), *product.shape[-2:]
+def _size(shape: Sequence[int]) -> tuple[int, ...]:
+    return math.prod(shape), *shape[-2:]
+
+
+def _led(x: Tensor, lead: Sequence[int], now: Sequence[int]) -> Tensor:
+    """Return queries or keys whose product has the leading dimensions `lead` with those that the weights have `now`."""
+    if len(lead) == len(now) and all(a in (1, b) for a, b in zip(x.shape, now, strict=False)):
+        return x
+    return x.expand(*lead, *x.shape[-2:]).reshape(*now, *x.shape[-2:])
 
 
 def _are_weights(scores: Tensor) -> bool:
-    sums = scores.detach().sum(dim=-1, dtype=torch.float)
+    scores = scores.detach()
+    sums = scores.sum(dim=-1, dtype=torch.float)
     return bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=5e-3)  # as of bfloat16
 
 

@@ -119,6 +119,11 @@ class Block:
     """The number of the call whose units these are; None for the units in all calls."""
     gate_at: str = ""
     """The path of the module around `out` whose input is gated, if `out` is not all that reads the units."""
+    gated_by_layer: bool = False
+    """True if the layer itself multiplies the output of each head by a learned number, before W_O reads it. A removal
+    may change this number, as it does after a softmax over the heads; W_O then makes up for it."""
+    scaled: tuple[float, ...] = ()
+    """What the last removal multiplied the columns of each unit in `out` by, to make up for such numbers."""
     batch_dim: int = 0
     """The dimension of examples in the input of `out`: 1 for a layer that puts positions before examples."""
 

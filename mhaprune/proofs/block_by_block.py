@@ -18,13 +18,13 @@ from torch.overrides import TorchFunctionMode
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.data import Data
 from mhaprune.heads import HeadMask
-from mhaprune.hooks.blocks import Block, Unsupported, shared_words
+from mhaprune.hooks.blocks import Block, Unsupported, shared_words, weight_of
 from mhaprune.hooks.eval_mode import at_rest
 from mhaprune.hooks.gating import hooked
 from mhaprune.hooks.pytree import mapped, tensors_in
 from mhaprune.measure.outcomes import MAX_DIFFERENCE, relative_difference
 from mhaprune.subjects.gated_model import GatedModel
-from mhaprune.surgery.removal import as_double, in_double
+from mhaprune.surgery.copying import alone, as_double, in_double
 
 
 class AllInDouble(TorchFunctionMode):
@@ -110,7 +110,9 @@ class BlockProof:
                 classes.add(kind)
         with torch.no_grad():
             one = self.batches[0][:1]
-            masked, removed = self.subject.outputs(one, gates_N), smaller.outputs(one)
+            masked = self.subject.outputs(one, gates_N)
+            with alone(smaller.module, self.subject.module):
+                removed = smaller.outputs(one)
         if not float((masked - removed).abs().max()) <= rounding(masked):
             return relative_difference(masked, removed)
         return largest(differences)
@@ -180,6 +182,12 @@ class BlockProof:
         """Cut the layers with learned gates in a copy in float64 once more: a gate that is folded into a weight of
         float32 is rounded."""
         for block, left in zip(self.subject.blocks, smaller.blocks, strict=True):
+            if left.scaled and left.heads < block.heads and block.out.startswith(start):
+                columns = [column for head in left.names for column in block.columns[block.names.index(head)]]
+                whole = as_double(weight_of(self.subject.module.get_submodule(block.out)))[:, columns]
+                out = module.get_submodule(block.out.removeprefix(start))
+                scale = whole.new_tensor(left.scaled).repeat_interleave(left.head_dim)
+                weight_of(out).data[:, left.order] = whole * scale
             dense = self.subject.module.get_submodule(block.owner)
             if block.owner.startswith(start) and isinstance(dense, MultiHeadAttention) and dense.gate:
                 layer: Any = in_double(dense, of=self.subject.module)

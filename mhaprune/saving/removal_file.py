@@ -10,8 +10,9 @@ from torch import nn
 from mhaprune.measure.outcomes import check_weights_finite
 from mhaprune.settings.refusals import foreign, quoted
 from mhaprune.storage.store import write_file, write_json
+from mhaprune.surgery.copying import copied
 from mhaprune.surgery.record import Cut
-from mhaprune.surgery.removal import copied, keep_heads
+from mhaprune.surgery.removal import keep_heads
 from mhaprune.surgery.reshaping import give_shapes
 from mhaprune.surgery.torch_attention import converted
 

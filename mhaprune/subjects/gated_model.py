@@ -25,7 +25,8 @@ from mhaprune.hooks.replay import Replay, find_maps, recorders, walk
 from mhaprune.measure.outcomes import joined, relative_difference
 from mhaprune.progress import track
 from mhaprune.subject import AttentionMap, Batch, Fallback, Gates, LastMap, Outcome
-from mhaprune.surgery.removal import copied, held_weights, in_double, remove_heads
+from mhaprune.surgery.copying import alone, copied, in_double
+from mhaprune.surgery.removal import held_weights, remove_heads
 from mhaprune.surgery.streaming import stream_heads
 
 
@@ -266,7 +267,9 @@ class GatedModel(ABC):
 
         @torch.no_grad()
         def difference(mask: HeadMask) -> float:
-            removed = precise.without(mask, shared=True).outputs(batch)
+            smaller = precise.without(mask, shared=True)
+            with alone(smaller.module, self.module), alone(smaller.module, precise.module):
+                removed = smaller.outputs(batch)
             return relative_difference(precise.outputs(batch, mask.gates(precise.device)), removed)
 
         return difference

@@ -5,8 +5,6 @@ Dimensions: H = query heads of a block, K = head_dim.
 
 from __future__ import annotations
 
-import copy
-import gc
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention, Projection
-from mhaprune.hooks.blocks import Block, Unsupported, block_of, neighbours, weight_of, within
-from mhaprune.hooks.eval_mode import HELD
-from mhaprune.hooks.pytree import mapped
+from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, block_of, neighbours, weight_of, within
+from mhaprune.surgery.copying import copied
 from mhaprune.surgery.record import Cut
-from mhaprune.surgery.reshaping import UNEVEN, keep_numbers, pairs, register, store, tie, ties
+from mhaprune.surgery.reshaping import keep_numbers, pairs, store, tie, ties
 from mhaprune.surgery.torch_attention import TorchAttention
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
@@ -41,50 +38,6 @@ def keep_heads(model: nn.Module, path: str, kept: Sequence[int]) -> None:
     parent = model.get_submodule(path.rpartition(".")[0])
     if isinstance(parent, TorchAttention):
         parent.names = tuple(parent.names[h] for h in kept)
-
-
-def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """Return a copy of a module that shares no weights. The result equals that of `copy.deepcopy`, in a fifth of the
-    time. A run makes hundreds of copies."""
-    if not memo and sum(weight.numel() for weight in module.parameters()) > 2**26:
-        gc.collect()  # earlier copies, which hold themselves, would fill the memory
-    memo = {} if memo is None else memo
-    if id(module) in memo:
-        known: nn.Module = memo[id(module)]
-        return known
-    if isinstance(module, torch.jit.ScriptModule):
-        return copy.deepcopy(module, memo)
-    memo[id(module)] = twin = type(module).__new__(type(module))
-    if (note := getattr(vars(module).get("config"), "mhaprune", None)) is not None:
-        memo[id(note)] = note  # nothing writes to it, and with neurons it is long
-    for name, value in vars(module).items():
-        if name == "_compiled_call_impl":  # which calls the module that was compiled, not its copy
-            continue
-        if name == "_modules":
-            mine: Any = {key: None if child is None else copied(child, memo) for key, child in value.items()}
-        else:
-            # Only leaves of a graph can be copied; others, such as attention weights, are results of a call.
-            leaves = value if name in HELD else mapped(value, lambda x: x if x.is_leaf else x.detach())
-            mine = value.copy() if name in HELD and not value else copy.deepcopy(leaves, memo)
-        object.__setattr__(twin, name, mine)  # one by one: so they are faster to look up in every later call
-    return twin
-
-
-def in_double(module: nn.Module, of: nn.Module) -> nn.Module:
-    """Return a copy of a model, or of a part `of` it, that computes in float64."""
-    double = {id(weight): nn.Parameter(as_double(weight), weight.requires_grad) for weight in module.parameters()}
-    module = copied(module, double | {id(buffer): as_double(buffer) for buffer in module.buffers()})
-    # The eager attention of transformers takes its softmax in float32, whatever the model computes in.
-    for config in (getattr(part, "config", None) for part in module.modules() if getattr(of, "_supports_sdpa", False)):
-        name = getattr(config, "_attn_implementation", None)
-        if name in ("eager", f"{UNEVEN}eager"):
-            config._attn_implementation = "sdpa" if name == "eager" else register("sdpa")  # type: ignore[union-attr]
-    return module
-
-
-def as_double(tensor: Tensor) -> Tensor:
-    """Return a copy in float64; of whole numbers a plain copy."""
-    return tensor.detach().to(torch.double if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
 def remove_heads(
@@ -114,6 +67,8 @@ def remove_heads(
             left.append(block_of(layer, block.owner, block.path, cross=block.cross, names=names))
             cut.heads[block.owner] = list(names)
         else:
+            if not _shares_evenly(model, block, keep):
+                block = with_own_keys(model, block)
             left.append(block)  # see below
             generic.append((block, list(keep)))
     staying = {block.out: _staying(model, block, keep) for block, keep in generic}
@@ -169,6 +124,63 @@ def held_weights(model: nn.Module, block: Block) -> Tensor:
     if not _shares_its_bias(model.get_submodule(block.path)):
         held += sum(parameters[path].numel() / block.heads for path, _ in block.numbers if path in parameters)
     return held if block.call is None else held / block.calls
+
+
+def _shares_evenly(model: nn.Module, block: Block, keep: Sequence[int]) -> bool:
+    """Return whether the heads `keep` of a layer that repeats keys and values by its own code share them in its order:
+    neighbours, or one head after the other. True for a layer whose keys need no such order."""
+    of, layer = block.of_kv, model.get_submodule(block.path)
+    if len(set(of)) == block.heads or hasattr(layer, "num_key_value_groups") or not keep or block.kind != "head":
+        return True
+    parts = sorted({of[h] for h in keep})
+    now, each = [parts.index(of[h]) for h in keep], len(keep) // len(parts)
+    turns = len(set(of)) > 1 and of[0] != of[1]
+    return now == [n % len(parts) if turns else n // each for n in range(len(keep))]
+
+
+def with_own_keys(model: Any, block: Block) -> Block:
+    """Give each head of a layer keys and values of its own, copies of those that it shared, in place. Return the block
+    as it is then."""
+    layer, H, G = model.get_submodule(block.path), block.heads, len(set(block.of_kv))
+    made_by = list(block.made_by)
+    for n, source in enumerate(made_by):
+        if source.role in ROLES[1:]:
+            path, parts = source.rows.path, source.rows.heads
+            module, whole = model.get_submodule(path), sorted(row for part in parts for row in part)
+            start, every = whole[0], len(weight_of(model.get_submodule(path)))
+            copies = [row for part in source.of for row in parts[part]]
+            rows = [*range(start), *copies, *(row for row in range(start, every) if row not in {*whole})]
+            resize(module, rows=rows)
+            more = len(copies) - len(whole)
+
+            def later(other: Source, path: str = path, start: int = start, more: int = more) -> Source:
+                moved = tuple(tuple(row + more * (row > start) for row in part) for part in other.rows.heads)
+                return replace(other, rows=replace(other.rows, heads=moved)) if other.rows.path == path else other
+
+            made_by = [other if m == n else later(other) for m, other in enumerate(made_by)]
+            K = len(parts[0])
+            own = tuple(tuple(range(start + h * K, start + (h + 1) * K)) for h in range(H))
+            made_by[n] = Source(Rows(path, own), tuple(range(H)), source.role)
+    for name, now in _of_groups(layer, H, G, H).items():
+        setattr(layer, name, now)
+    return replace(block, made_by=tuple(made_by))
+
+
+def _of_groups(
+    layer: nn.Module, heads: int, parts: int, parts_left: int, heads_left: int | None = None
+) -> dict[str, int]:
+    """Return the attributes of a layer that count the parts of keys and values, or the heads of a part, by their names
+    and values, with what they are for `parts_left` and `heads_left`."""
+    left = heads if heads_left is None else heads_left
+    now = {}
+    for name, value in vars(layer).items():
+        if type(value) is not int:
+            continue
+        if "kv" in name and value == parts:
+            now[name] = parts_left
+        elif any(word in name for word in ("rep", "group")) and value * parts == heads and parts_left:
+            now[name] = left // parts_left
+    return now
 
 
 def _keep_ties(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
@@ -249,6 +261,8 @@ def _attributes(attention: nn.Module, block: Block, keep: Sequence[int]) -> dict
     for name in {"num_key_value_heads", *(each for each in block.counts if each.endswith("num_key_value_heads"))}:
         if _number(attention, name) == len(set(block.of_kv)):
             attributes[name] = len(kv_left)
+    if not hasattr(attention, "num_key_value_groups"):
+        attributes |= _of_groups(attention, H, len(set(block.of_kv)), len(kv_left), len(keep))
     if block.as_written:
         attributes = {}
     if hasattr(attention, "num_key_value_groups"):

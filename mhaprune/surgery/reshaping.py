@@ -228,9 +228,33 @@ class Sizes(TorchFunctionMode):
         if len(shape) > 1 and sizes and whole(shape[-1], sizes[-1]):
             if shape[-1] in self.before:
                 sizes = self._in_heads(shape, sizes)
-            if (new := self.now.get(sizes[-1])) and new * math.prod(sizes[:-1]) == math.prod(shape):
+            lead, new = sizes[:-1], self.now.get(sizes[-1])
+            if new and -1 in lead:  # which stands for what is left: all leading sizes stay
+                known, count = new * -math.prod(lead), math.prod(shape)
+                lead = [count // known if size == -1 and count % known == 0 else size for size in lead]
+                new = new if [*lead] == [*shape[: len(lead)]] else None
+            if new and new * math.prod(lead) == math.prod(shape):
                 return [*sizes[:-1], new]
+            return self._counted(shape, sizes)
         return sizes
+
+    def _counted(self, shape: Sequence[int], sizes: Sequence[int]) -> Sequence[int]:
+        """Return the sizes of a view with the kept number of heads where they name that of all, as in a view of scores:
+        before sizes that stay, or else where the numbers then fit."""
+
+        def fits(sizes: Sequence[int]) -> bool:
+            known, count = abs(math.prod(sizes)), math.prod(shape)
+            return known > 0 and (count % known == 0 if -1 in sizes else count == known)
+
+        counted = [n for n in reversed(range(len(sizes))) if whole(sizes[n])]
+        named = [n for n in counted if self.now.get(sizes[n], sizes[n]) != sizes[n]]
+        if not named or not whole(*shape, *sizes):
+            return sizes
+        tried = {n: [*sizes[:n], self.now[sizes[n]], *sizes[n + 1 :]] for n in named}
+        for n, new in tried.items():
+            if [*shape[n - len(sizes) :]] == new[n:] and fits(new):
+                return new
+        return sizes if fits(sizes) else next(filter(fits, tried.values()), sizes)
 
     def _in_heads(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
         width, lead, tail = shape[-1], sizes[: len(shape) - 1], sizes[len(shape) - 1 :]

@@ -13,8 +13,8 @@ from torch import nn
 
 from mhaprune.hooks.attention_calls import Window
 from mhaprune.hooks.blocks import Block, Unsupported
+from mhaprune.surgery.copying import copied
 from mhaprune.surgery.record import Cut, pretrained_in
-from mhaprune.surgery.removal import copied
 
 
 def stream_heads(

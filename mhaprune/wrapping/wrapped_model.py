@@ -32,6 +32,7 @@ from mhaprune.subjects.gated_model import GatedModel
 from mhaprune.subjects.ray_workers import Shared
 from mhaprune.subjects.unit_sets import COUNTED, calls_of, of_all_calls, sets_of, wide, with_all_calls
 from mhaprune.wrapping.caches import held_by, parts_of
+from mhaprune.wrapping.own_gates import own_factors, with_factors_of
 from mhaprune.wrapping.padding import masks_in, masks_of_modules
 
 log = logging.getLogger(__name__)
@@ -165,9 +166,25 @@ class WrappedModel(GatedModel):
     def without(self, mask: HeadMask, shared: bool = False) -> Self:
         """Return the subject without the masked units. A removal is made head by head."""
         if self.single is None:
-            return super().without(mask, shared)
+            smaller = super().without(mask, shared)
+            return smaller if self.sample is None else with_factors_of(smaller, self, self.run, self.sample)
         single = self.single.changed(run=self.run)  # which `changed` may have replaced
         return single.without(self.mask_of_heads(mask), shared)._grouped(self.unit)
+
+    def learned_gates(self) -> Tensor | None:
+        """Return the learned gates, also those of the model's own layers, with 1 for heads of layers without any; None
+        if no layer has gates."""
+        learned = super().learned_gates()
+        own = any(block.gated_by_layer for block in self.blocks)
+        if self.single is not None or self.sample is None or not own:
+            return learned
+        factors = own_factors(self, self.run, self.sample)
+        if learned is None:
+            learned = torch.ones(len(self.grid), dtype=self.dtype, device=self.device)
+        parts = zip(self.blocks, learned.split(self.grid.sizes), strict=True)
+        return torch.cat(
+            [factors[block.out].to(part) if block.gated_by_layer and block.heads else part for block, part in parts]
+        )
 
     def attention_maps(self, batch: Batches) -> dict[BlockId, AttentionMap]:
         if self.unit in ("group", "block"):

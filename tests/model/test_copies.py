@@ -1,14 +1,17 @@
 """Copies of a network, and networks that were pruned, down to their memory."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mhaprune.attention.gates import Softmax
 from mhaprune.heads import HeadMask
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.seq2seq import Seq2Seq
-from mhaprune.surgery.removal import copied
+from mhaprune.surgery.copying import alone, copied
 
 
 @pytest.mark.parametrize("encoder_layers", [0, 2])
@@ -48,3 +51,77 @@ def test_a_copy_of_a_layer_that_stands_twice_stands_twice() -> None:
     assert copy[0] is copy[1]
     assert copy[0] is not model[0]
     assert torch.equal(copy[0].weight, model[0].weight)
+
+
+class Held(nn.Module):
+    """A layer whose part is called through a function that was made in `__init__`."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.part = nn.Linear(3, 3)
+        part, weight = self.part, self.part.weight
+        inner = lambda x: part(x)  # noqa: E731
+
+        def itself(x: Tensor, depth: int = 0) -> Tensor:
+            return part(x) if depth else itself(x, 1)
+
+        self.calls = {
+            "closure": lambda x: part(x),
+            "default": lambda x, part=part: part(x),
+            "named default": lambda x, *, part=part: part(x),
+            "closure in a closure": lambda x: inner(x),
+            "itself": itself,
+            "weight": lambda x: nn.functional.linear(x, weight),
+            "list": lambda x, parts=[part]: parts[0](x),
+            "partial": partial(lambda f, x: f(x), inner),
+            "self": lambda x: self.part(x),
+            "method": self.part.forward,
+        }[how]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.calls(x)
+
+
+HOW = ["closure", "default", "named default", "closure in a closure", "itself", "weight", "list", "partial", "self"]
+
+
+@pytest.mark.parametrize("how", [*HOW, "method"])
+def test_a_function_that_holds_a_part_holds_its_copy_in_a_copy(how: str) -> None:
+    model, x = nn.Sequential(Held(how)), torch.randn(2, 3)
+    before = model(x)
+    twin: Any = copied(model)
+    assert torch.equal(twin(x), before)
+    with torch.no_grad():
+        twin[0].part.weight.zero_()
+    assert not torch.equal(twin(x), before), "the copy computes with its own weights"
+    assert torch.equal(model(x), before), "and the model with its own"
+    shared: Any = copied(model, {id(each): each for each in model.parameters()})
+    assert shared[0].part.weight is model[0].part.weight  # type: ignore[union-attr]
+
+
+def test_a_function_that_holds_nothing_of_the_model_stays_the_same() -> None:
+    model = Held("closure")
+    model.calls = torch.relu
+    model.other = plain = lambda x: x
+    assert copied(model).other is plain
+
+
+PARTS: list[nn.Module] = []
+
+
+def test_a_part_that_only_a_global_variable_reaches_is_named() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Linear(3, 3)
+            PARTS[:] = [self.part]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return PARTS[0](x)
+
+    model = nn.Sequential(Layer())
+    twin = copied(model)
+    with pytest.raises(ValueError, match=r"^0.part: is called through .*global variable"), alone(twin, model):
+        twin(torch.ones(1, 3))
+    with alone(twin, model):
+        twin[0].part(torch.ones(1, 3))

@@ -12,7 +12,7 @@ from mhaprune import losses
 from mhaprune.api.wrap import Heads, wrap
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import HeadId
-from mhaprune.surgery import removal
+from mhaprune.surgery import copying
 from support import attention
 from support.classifier import Classifier, batches
 
@@ -64,7 +64,7 @@ def test_a_model_in_which_no_gate_has_an_effect_is_refused() -> None:
     assert "\n" not in str(refused.value)
 
 
-class Einsum(nn.Module):
+class Summed(nn.Module):
     """Attention that a trace does not see."""
 
     def __init__(self) -> None:
@@ -73,18 +73,18 @@ class Einsum(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         q, k, v = (part.unflatten(-1, (4, 4)) for part in self.qkv(x_BTD).chunk(3, dim=-1))
-        weights = torch.einsum("bthk,buhk->bhtu", q, k).softmax(dim=-1)
-        return self.out(torch.einsum("bhtu,buhk->bthk", weights, v).flatten(2))
+        weights = (q[:, :, None] * k[:, None]).sum(-1).softmax(dim=2)
+        return self.out((weights[..., None] * v[:, None]).sum(2).flatten(2))
 
 
-@pytest.mark.parametrize(("name", "kind"), [("attn", "Einsum"), ("mix", "EinsumAttention")])
+@pytest.mark.parametrize(("name", "kind"), [("attn", "Summed"), ("mix", "SummedAttention")])
 def test_attention_that_was_not_seen_is_named(name: str, kind: str) -> None:
     """By the name of the module, or by that of its class."""
 
     class Partly(Classifier):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.ModuleList([nn.ModuleDict({name: type(kind, (Einsum,), {})()})])
+            self.layers = nn.ModuleList([nn.ModuleDict({name: type(kind, (Summed,), {})()})])
 
         def judged(self, logits: Tensor, ids: Tensor) -> Tensor:
             return logits + self.layers[0][name](self.embedding(ids)).mean(dim=1)[:, :3]
@@ -107,8 +107,8 @@ def test_a_model_that_has_no_float64_is_proved_block_by_block_or_refused_in_one_
 
 def test_only_attention_is_copied_to_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     doubled: list[Tensor] = []
-    plain = removal.as_double
-    monkeypatch.setattr(removal, "as_double", lambda tensor: doubled.append(tensor) or plain(tensor))
+    plain = copying.as_double
+    monkeypatch.setattr(copying, "as_double", lambda tensor: doubled.append(tensor) or plain(tensor))
     model = Classifier()
     attention = {id(weight) for weight in (*model.attention.parameters(), *model.attention.buffers())}
     heads = wrapped(model)

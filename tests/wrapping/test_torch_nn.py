@@ -150,8 +150,8 @@ class ByHand(Attention):
         super().__init__(D)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        weights = (torch.einsum("bhtk,bhuk->bhtu", q, k) / q.shape[-1] ** 0.5).softmax(-1)
-        return torch.einsum("bhtu,bhuk->bhtk", weights, v)
+        weights = ((q[:, :, :, None] * k[:, :, None]).sum(-1) / q.shape[-1] ** 0.5).softmax(-1)
+        return (weights[..., None] * v[:, :, None]).sum(-2)
 
 
 class Products(ByHand):
@@ -206,7 +206,7 @@ def test_blocks_by_hand() -> None:
 
 
 class Fused(nn.Module):
-    """Attention by einsum, whose queries, keys and values come from one module, and an MLP."""
+    """Attention without products of matrices, whose queries, keys and values come from one module, and an MLP."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,8 +215,8 @@ class Fused(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in self.qkv(x).chunk(3, dim=-1))
-        weights = torch.einsum("bthk,buhk->bhtu", q, k).softmax(dim=-1)
-        return self.out(torch.einsum("bhtu,buhk->bthk", weights, v).flatten(2)) + self.gru_rel_pos_linear(x)
+        weights = (q[:, :, None] * k[:, None]).sum(-1).softmax(dim=2)
+        return self.out((weights[..., None] * v[:, None]).sum(2).flatten(2)) + self.gru_rel_pos_linear(x)
 
 
 def mlp() -> nn.Module:
@@ -265,8 +265,8 @@ def test_attention_that_looks_only_ahead_is_attention() -> None:
     class Ahead(ByHand):
         def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             seen = torch.ones(q.shape[2], q.shape[2]).triu().log()
-            weights = (torch.einsum("bhtk,bhuk->bhtu", q, k) + seen).softmax(-1)
-            return torch.einsum("bhtu,bhuk->bhtk", weights, v)
+            weights = ((q[:, :, :, None] * k[:, :, None]).sum(-1) + seen).softmax(-1)
+            return (weights[..., None] * v[:, :, None]).sum(-2)
 
     block = AttentionBlock("my_attention", out="o", heads=4, query="q", key="k", value="v")
     heads = wrap(randomised(Tower(Ahead)), square, score=[torch.randn(B, T, D)], blocks=[block])

@@ -65,9 +65,12 @@ def test_weights_of_windows_are_none_of_whole_examples(score: Scorer) -> None:
     assert heads.prune(mask={0: [1]}).layers[0].num_heads == 3
 
 
-def test_products_of_five_dimensions_are_not_found_and_the_message_does_not_deny_them() -> None:
-    with pytest.raises(ValueError, match="no attention found: .* or by matmul of four dimensions"):
-        wrapped(InFiveDimensions, x=SIX)
+def test_products_of_five_dimensions_are_those_of_heads_in_windows() -> None:
+    heads = wrapped(InFiveDimensions, x=SIX)
+    assert repr(heads) == "4 heads in 1 block, all with an effect, all removable"
+    with pytest.raises(ValueError, match="scorer=.*: needs attention weights"):
+        heads.score(Entropy())
+    assert heads.prune(mask={0: [1]}).layers[0].num_heads == 3
 
 
 def test_a_linear_module_that_returns_a_tuple_ends_no_sublayer() -> None:

@@ -1,0 +1,108 @@
+"""Products of two stacks of matrices in one form, whatever function computes them.
+
+Dimensions: T = rows, D = what is summed over, U = columns; any further dimensions lead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from string import ascii_letters
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+MATMUL = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+BMM = (torch.bmm, Tensor.bmm)
+BADDBMM = (torch.baddbmm, Tensor.baddbmm)
+"""Products that are added to something else."""
+
+
+class Product(NamedTuple):
+    """The product of `first`, (*lead, T, D), and `second`, (*lead, D, U). A dimension that one of them lacks has size 1
+    in it."""
+
+    first: Tensor
+    second: Tensor
+    back: Callable[[Tensor], Tensor]
+    """Gives a product (*lead, T, U) the order of dimensions that the function returns."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The two factors of a product, with a letter for each dimension, as in `torch.einsum`."""
+
+    one: Tensor
+    other: Tensor
+    letters: tuple[str, str, str]
+    """Those of `one`, of `other`, and of their product."""
+    added: bool = False
+    """True if the product is added to something else."""
+
+    @classmethod
+    def of(cls, function: Any, arguments: Sequence[Any], named: dict[str, Any]) -> Factors | None:
+        """Return the factors of a call of a function; None if it is no product of two stacks of matrices."""
+        if function is torch.einsum:
+            equation, *factors = arguments
+            factors = [*factors[0]] if len(factors) == 1 and isinstance(factors[0], list | tuple) else factors
+            letters = _letters(equation, [x.dim() for x in factors]) if isinstance(equation, str) else None
+            return cls(factors[0], factors[1], letters) if letters else None
+        if function not in MATMUL and function not in BMM and function not in BADDBMM:
+            return None
+        given = [*arguments, *(named[name] for name in ("mat2", "other", "batch1", "batch2") if name in named)]
+        one, other = given[-2:] if len(given) > 1 else (None, None)
+        if not (isinstance(one, Tensor) and isinstance(other, Tensor) and min(one.dim(), other.dim()) > 2):
+            return None
+        lead = ascii_letters[: max(one.dim(), other.dim()) - 2]
+        mine, theirs = (lead[len(lead) - x.dim() + 2 :] for x in (one, other))
+        return cls(one, other, (f"{mine}XY", f"{theirs}YZ", f"{lead}XZ"), function in BADDBMM)
+
+    def arranged(self, weights: str, swapped: bool = False) -> Product:
+        """Return the product with the factors in their order, or `swapped`: transposed.
+
+        If one factor has several dimensions of rows, the last one counts, and the others lead. The dimensions are
+        counted in the attention weights: `weights` is "product" if the product becomes these, or "first" if the first
+        factor is.
+        """
+        a, b, *_ = (self.other, self.one) if swapped else (self.one, self.other)
+        la, lb, out = self.letters[1::-1] + self.letters[2:] if swapped else self.letters
+        order = out if weights == "product" else la
+        summed = [each for each in la if each in lb and each not in out]
+        rows = sorted((each for each in la if each not in lb), key=order.index)
+        columns = [each for each in (out if weights == "product" else lb) if each in lb and each not in la]
+        lead = sorted([*(each for each in la if each in lb and each in out), *rows[:-1]], key=order.index)
+        lead += columns[:-1]
+        first = _ordered(a, la, [*lead, rows[-1], *summed]).flatten(len(lead) + 1)
+        second = _ordered(b, lb, [*lead, *summed, columns[-1]]).flatten(len(lead), -2)
+        now = [*lead, rows[-1], columns[-1]]
+        return Product(first, second, lambda x: x.permute([now.index(each) for each in out]))
+
+
+def _letters(equation: str, sizes: Sequence[int]) -> tuple[str, str, str] | None:
+    """Return the letters of two factors and of their product, with letters in place of dots; None if they make no
+    product of matrices."""
+    given, arrow, out = equation.replace(" ", "").partition("->")
+    factors = given.split(",")
+    if len(factors) != 2 or len(sizes) != 2:
+        return None
+    free = [each for each in ascii_letters if each not in equation]
+    hidden = [size - len(each) + 3 if "..." in each else 0 for size, each in zip(sizes, factors, strict=True)]
+    dots = "".join(free[: max(hidden)])
+    one, other = (each.replace("...", dots[len(dots) - n :]) for n, each in zip(hidden, factors, strict=True))
+    if not arrow:
+        named = (one + other).translate(dict.fromkeys(map(ord, dots)))
+        out = dots + "".join(sorted(each for each in named if named.count(each) == 1))
+    out = out.replace("...", dots)
+    alone = {*one} ^ {*other}
+    whole = all(len({*each}) == len(each) for each in (one, other)) and alone <= {*out}
+    summed = {*one} & {*other} - {*out}
+    return (one, other, out) if whole and summed and {*one} - {*other} and {*other} - {*one} else None
+
+
+def _ordered(x: Tensor, letters: str, order: Sequence[str]) -> Tensor:
+    """Return a tensor with its dimensions in this order, and with new ones of size 1 for letters that it lacks."""
+    missing = [each for each in order if each not in letters]
+    x = x[(..., *(None for _ in missing))] if missing else x
+    place = [*letters, *missing]
+    return x.permute([place.index(each) for each in order])

@@ -1,0 +1,55 @@
+"""Learned numbers by which a model's own layers multiply the outputs of their heads.
+
+The exercise of the course has such a layer: a softmax over one number per head. Its code stays as it is. When heads go,
+the softmax of the numbers that are left is another one, and W_O makes up for it.
+
+Dimensions: H = heads of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.discovery.trace import factors_of_heads
+from mhaprune.hooks.blocks import weight_of
+from mhaprune.proofs.block_by_block import AllInDouble
+from mhaprune.subjects.batches import Batches
+from mhaprune.subjects.gated_model import GatedModel
+
+Model = TypeVar("Model", bound=GatedModel)
+Run = Callable[[nn.Module, Any], Any]
+"""A function that calls a model with a batch in the form of the user."""
+
+
+def own_factors(subject: GatedModel, run: Run, sample: Batches) -> dict[str, Tensor]:
+    """Return the factors of the heads of each layer that has any, (H,) in float64, by the path of W_O; see
+    `Block.gated_by_layer`."""
+    precise = subject.in_double()
+    arguments = precise.placed(sample).arguments()
+    with AllInDouble():
+        return factors_of_heads(precise.module, lambda model: run(model, arguments))
+
+
+@torch.no_grad()
+def with_factors_of(smaller: Model, larger: GatedModel, run: Run, sample: Batches) -> Model:
+    """Return the subject without some heads with another W_O, changed in place, in each layer that lost heads and
+    multiplies them by learned numbers: so that each head that is left counts as much as in the larger model."""
+    pairs = [*zip(smaller.blocks, larger.blocks, strict=True)]
+    lost = {block.out for block, whole in pairs if whole.gated_by_layer and 0 < block.heads < whole.heads}
+    if not lost:
+        return smaller
+    before, now, blocks = own_factors(larger, run, sample), own_factors(smaller, run, sample), []
+    for block, whole in pairs:
+        if block.out in lost:
+            kept = [whole.names.index(name) for name in block.names]
+            change = (before[whole.out][kept] / now[block.out]).nan_to_num(1.0)
+            weight = weight_of(smaller.module.get_submodule(block.out))
+            weight[:, block.order] *= change.repeat_interleave(block.head_dim).to(weight)
+            block = replace(block, scaled=tuple(change.tolist()))
+        blocks.append(block)
+    return smaller.with_module(smaller.module, blocks)

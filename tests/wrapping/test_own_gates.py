@@ -1,0 +1,225 @@
+"""The exercise of the course (d2l.ai, 11.5, exercise 2) as students solve it: each head times a learned number."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, batches, check, closed, made, wrapped
+
+
+def gates(heads: int = HEADS) -> nn.Parameter:
+    return nn.Parameter(torch.linspace(-1, 2, heads).view(1, heads, 1, 1))
+
+
+class Gated(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_weight = gates()
+
+    def gate(self) -> Tensor:
+        """The factors of the heads, (1, H, 1, 1)."""
+        return self.head_weight
+
+    def through(self, x: Tensor) -> Tensor:
+        return x * self.gate()
+
+
+class Softmax(Gated):
+    def gate(self) -> Tensor:
+        return self.head_weight.softmax(dim=1)
+
+
+class MeanOne(Gated):
+    def gate(self) -> Tensor:
+        return torch.softmax(self.head_weight, 1) * self.num_heads
+
+
+class Sigmoid(Gated):
+    def gate(self) -> Tensor:
+        return torch.sigmoid(self.head_weight)
+
+
+class Shares(Gated):
+    def gate(self) -> Tensor:
+        return self.head_weight.exp() / (1 + self.head_weight.exp().sum())
+
+
+class Hard(Gated):
+    """A gate that is 0 for some heads, which then have no effect."""
+
+    def gate(self) -> Tensor:
+        return self.head_weight.relu()
+
+
+class Folded(Softmax):
+    """The factors are repeated for each example, and multiply heads that are folded into the examples."""
+
+    def through(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, *x.shape[2:])
+        every = self.gate().reshape(self.num_heads).repeat(x.shape[0])
+        return (flat * every[:, None, None]).view_as(x)
+
+
+class Vector(Gated):
+    """A vector of gates, joined by einsum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_weight = nn.Parameter(torch.linspace(-1, 2, HEADS))
+
+    def gate(self) -> Tensor:
+        return self.head_weight.softmax(-1).view(1, -1, 1, 1)
+
+    def through(self, x: Tensor) -> Tensor:
+        return torch.einsum("bhtk,h->bhtk", x, self.head_weight.softmax(-1))
+
+
+class Joined(Gated):
+    """The factors are spread over the columns of the joined heads, in a layer that calls no bmm."""
+
+    def gate(self) -> Tensor:
+        return nn.functional.softmax(self.head_weight, dim=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (self.num_heads, -1)) for each in (self.W_q, self.W_k, self.W_v))
+        weights = torch.einsum("bihd,bjhd->bhij", q, k).softmax(-1)
+        said = torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2)
+        return self.W_o(said * self.gate().flatten().repeat_interleave(said.shape[-1] // self.num_heads))
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = gates()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.logits.softmax(1)
+
+
+class Inside(Layer):
+    """The gates belong to a module of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = Scale()
+
+    def gate(self) -> Tensor:
+        return self.scale.logits.softmax(1)
+
+    def through(self, x: Tensor) -> Tensor:
+        return self.scale(x)
+
+
+class HandedIn(Layer):
+    """The model holds the gates of all layers, and hands each layer a row of them."""
+
+    given: Tensor
+
+    def forward(self, x: Tensor, row: Tensor | None = None) -> Tensor:
+        self.row = row
+        out = super().forward(x)
+        del self.row
+        return out
+
+    def through(self, x: Tensor) -> Tensor:
+        return x * self.factors(self.row)
+
+    @staticmethod
+    def factors(row: Any) -> Tensor:
+        return row.softmax(-1).view(1, -1, 1, 1)
+
+
+class Rows(Net):
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__(layer)
+        self.gates = nn.Parameter(torch.linspace(-1, 2, 2 * HEADS).view(2, HEADS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.embed(x)
+        for n, layer in enumerate(self.layers):
+            y = y + layer(y, self.gates[n])
+        return self.end(y.mean(1))
+
+
+KINDS = [Gated, Softmax, MeanOne, Sigmoid, Shares, Folded, Vector, Joined, Inside]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_with_gates_of_its_own_loses_heads_and_the_others_count_as_before(kind: Any, tmp_path: Path) -> None:
+    model, heads, small = check(kind, tmp_path)
+    right = torch.cat([layer.gate().flatten() for layer in model.layers])  # type: ignore[operator]
+    assert torch.allclose(torch.tensor(heads.score("gate")["score"].tolist()), right.detach().float(), atol=1e-6)
+    layer: Any = small.layers[0]  # type: ignore[index]
+    assert type(layer) is kind, "the class is the user's own"
+    assert layer.gate().numel() == HEADS - len(GONE[0]), "the gates of removed heads are gone"
+    again = wrapped(small)
+    assert (
+        apart(again.prune(mask={0: [0]}), closed(model, ["layers.0.W_o", "layers.1.W_o"], {0: [0, 1, 3], 1: [0]}))
+        < 1e-9
+    )
+
+
+def test_gates_that_the_model_hands_to_its_layers_are_cut_at_the_call(tmp_path: Path) -> None:
+    check(HandedIn, tmp_path, net=Rows)
+
+
+def test_a_head_whose_gate_is_0_has_no_effect_and_goes() -> None:
+    model = made(Hard)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.head_weight.copy_(torch.tensor([-1.0, 0.5, -2.0, 1.0]).view(1, -1, 1, 1))  # type: ignore[union-attr, operator]
+    heads = wrapped(model)
+    assert "4 without effect" in repr(heads)
+    small: Any = heads.prune(mask={0: [0, 2], 1: [0, 2]})
+    assert apart(small, model) < 1e-6
+    assert small.layers[0].head_weight.numel() == 2
+
+
+def test_a_refit_after_the_removal_of_gated_heads_is_no_worse() -> None:
+    model = made(Softmax)
+    heads = wrapped(model)
+    plain, fitted = (heads.prune(mask=GONE, refit=refit) for refit in (False, True))
+
+    def error(small: nn.Module) -> float:
+        with torch.no_grad():
+            return sum(float((small(batch["x"]) - model(batch["x"])).square().sum()) for batch in batches())
+
+    assert error(fitted) < error(plain)
+
+
+def test_a_layer_without_learned_numbers_has_no_gates() -> None:
+    class Half(Layer):
+        def through(self, x: Tensor) -> Tensor:
+            return x * 0.5
+
+    class Shifted(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.ones(1, HEADS, 1, 1))
+
+        def through(self, x: Tensor) -> Tensor:
+            return x + self.shift
+
+    class Normed(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(WIDTH // HEADS)
+
+        def through(self, x: Tensor) -> Tensor:
+            return self.norm(x)
+
+    for kind in (Half, Shifted, Normed):
+        heads = wrapped(made(kind))
+        assert not any(block.gated_by_layer for block in heads.subject.blocks), kind
+        with pytest.raises(ValueError, match="needs learned gates"):
+            heads.score("gate")
+
+
+def test_training_goes_on_with_the_gates_that_are_left() -> None:
+    small: Any = wrapped(made(Softmax)).prune(mask=GONE)
+    small(torch.ones(1, 3, dtype=torch.long)).sum().backward()
+    assert small.layers[0].head_weight.grad.abs().sum() > 0
