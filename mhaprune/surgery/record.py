@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from mhaprune.hooks.blocks import Unsupported, within
+from mhaprune.surgery.handed_weights import call_maps
 from mhaprune.surgery.reshaping import finish
 
 written_by: list[Callable[[Any], None]] = []
@@ -77,6 +78,8 @@ class Cut:
         total = (Cut.of(model) or Cut()).then(self)
         if part is None or not all(within(name, path) for name in (*total.shapes, *total.heads)):
             finish(model, self.attributes)
+            for name, values in self.attributes.items():
+                call_maps(model, name, values)
             model.mhaprune = vars(total)  # type: ignore[assignment]
             return
         inside = len(path) + 1 if path else 0

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from mhaprune.attention.layer import MultiHeadAttention, Projection
 from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, block_of, neighbours, weight_of, within
 from mhaprune.surgery.copying import copied
+from mhaprune.surgery.handed_weights import ATTRIBUTES
 from mhaprune.surgery.record import Cut
 from mhaprune.surgery.reshaping import keep_numbers, pairs, store, tie, ties
 from mhaprune.surgery.torch_attention import TorchAttention
@@ -104,6 +105,9 @@ def remove_heads(
         if block.translated:
             made = [widths[source.rows.path] for source in block.made_by if source.role]
             cut.attributes[block.path]["sizes_of_heads"] = _sizes(attention, block, stay, made)
+    for path, part in model.named_modules() if cut.heads else ():
+        if "called_maps" in vars(part):
+            cut.attributes[path] = cut.attributes.get(path, {}) | {name: getattr(part, name) for name in ATTRIBUTES}
     if not shared:
         _keep_ties(model, tied)
     if cut.heads:
@@ -135,7 +139,7 @@ def _shares_evenly(model: nn.Module, block: Block, keep: Sequence[int]) -> bool:
     parts = sorted({of[h] for h in keep})
     now, each = [parts.index(of[h]) for h in keep], len(keep) // len(parts)
     turns = len(set(of)) > 1 and of[0] != of[1]
-    return now == [n % len(parts) if turns else n // each for n in range(len(keep))]
+    return len(now) == each * len(parts) and now == [n % len(parts) if turns else n // each for n in range(len(keep))]
 
 
 def with_own_keys(model: Any, block: Block) -> Block:
@@ -143,8 +147,8 @@ def with_own_keys(model: Any, block: Block) -> Block:
     as it is then."""
     layer, H, G = model.get_submodule(block.path), block.heads, len(set(block.of_kv))
     made_by = list(block.made_by)
-    for n, source in enumerate(made_by):
-        if source.role in ROLES[1:]:
+    for n in range(len(made_by)):
+        if (source := made_by[n]).role in ROLES[1:]:
             path, parts = source.rows.path, source.rows.heads
             module, whole = model.get_submodule(path), sorted(row for part in parts for row in part)
             start, every = whole[0], len(weight_of(model.get_submodule(path)))

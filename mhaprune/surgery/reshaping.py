@@ -26,6 +26,7 @@ UNEVEN = "mhaprune_uneven_"
 computes follows."""
 
 VIEWS = {Tensor.view, Tensor.reshape, torch.reshape}
+UNFLATTENS = {Tensor.unflatten, torch.unflatten}
 SPLITS = {Tensor.split, torch.split}
 
 
@@ -218,6 +219,9 @@ class Sizes(TorchFunctionMode):
         if func in VIEWS and len(args) > 1 and not isinstance(args[1], torch.dtype):
             sizes = args[1] if isinstance(args[1], tuple | list) else args[1:]
             args = (args[0], self._viewed(args[0].shape, sizes))
+        elif func in UNFLATTENS and len(args) > 2 and args[1] in (-1, args[0].dim() - 1):
+            x, dim, sizes = args
+            args = (x, dim, self._viewed(x.shape, [*x.shape[:-1], *sizes])[x.dim() - 1 :])
         elif func in SPLITS and len(args) > 1:
             x, size, *dim = args
             if (dim[0] if dim else (kwargs or {}).get("dim", 0)) in (-1, x.dim() - 1):  # not along positions
@@ -228,13 +232,10 @@ class Sizes(TorchFunctionMode):
         if len(shape) > 1 and sizes and whole(shape[-1], sizes[-1]):
             if shape[-1] in self.before:
                 sizes = self._in_heads(shape, sizes)
-            lead, new = sizes[:-1], self.now.get(sizes[-1])
-            if new and -1 in lead:  # which stands for what is left: all leading sizes stay
-                known, count = new * -math.prod(lead), math.prod(shape)
-                lead = [count // known if size == -1 and count % known == 0 else size for size in lead]
-                new = new if [*lead] == [*shape[: len(lead)]] else None
-            if new and new * math.prod(lead) == math.prod(shape):
-                return [*sizes[:-1], new]
+            if new := self.now.get(sizes[-1]):
+                last = [math.prod(shape[n:]) for n in range(len(shape))] if -1 in sizes and whole(*shape) else []
+                if new in last or new * math.prod(sizes[:-1]) == math.prod(shape):
+                    return [*sizes[:-1], new]
             return self._counted(shape, sizes)
         return sizes
 

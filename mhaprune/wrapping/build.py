@@ -26,6 +26,7 @@ from mhaprune.proofs.closing import closed_whole
 from mhaprune.proofs.whole_model import NotByExample, Proofs, check_fullest, prove_gates, prove_removal
 from mhaprune.storage.cache import Cache
 from mhaprune.subjects.batches import Batches
+from mhaprune.surgery.handed_weights import with_called_maps
 from mhaprune.surgery.removal import MORE_COUNTS, with_more_counts
 from mhaprune.surgery.streaming import for_streaming
 from mhaprune.surgery.torch_attention import converted
@@ -140,6 +141,8 @@ def understand(
     tried = Batches.extremes([*splits.values()])
     batch = tried.first(len(tried)).converted(weight.device, weight.dtype)
     check_buffers(model, lambda: run(model, batch.arguments()))
+    if blocks is None or blocks:
+        model = with_called_maps(model, lambda model: run(model, batch[:1].arguments()))
     found, names, not_seen, alone = _blocks(model, blocks, batch, run, units)
     for name, split in splits.items():
         check_counted(loss, split, name)

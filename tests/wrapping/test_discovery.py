@@ -249,19 +249,6 @@ class Pool(nn.Module):
         return x + (self.score(x).softmax(dim=1) * x).sum(dim=1, keepdim=True)
 
 
-class Function(OneHead):
-    def forward(self, x: Tensor) -> Tensor:
-        y, joint = x.transpose(0, 1), torch.cat([self.q.weight, self.k.weight, self.v.weight])
-        more: Any = (None, None, None, False, 0.0, self.o.weight, self.o.bias, False)
-        return F.multi_head_attention_forward(y, y, y, D, H, joint, *more)[0].transpose(0, 1)
-
-
-class HandedOver(Attention):
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (each(x).unflatten(-1, (H, K)).transpose(1, 2) for each in self.projections())
-        return F.linear(self.mix(q, k, v).transpose(1, 2).flatten(2), self.o.weight, self.o.bias)
-
-
 class Convolved(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -291,9 +278,8 @@ def one_head_fused() -> nn.Module:
 
 
 UNUSUAL = {
-    **dict.fromkeys((BySums, WithSink, Linear, OneHead, one_head_fused, Pool, Function), "weighs positions in another"),
+    **dict.fromkeys((BySums, WithSink, Linear, OneHead, one_head_fused, Pool), "weighs positions in another"),
     Normed: "its heads are mixed before",
-    HandedOver: "the weight of its W_O is handed to a function, the module must be called",
     Convolved: "its W_O is a Conv1d, must be a linear module",
     by_jit: "is made by torch.jit, which shows nothing",
 }
