@@ -23,7 +23,7 @@ from mhaprune.discovery.layouts import NOTHING, bright, columns_of_heads, probe,
 from mhaprune.discovery.leading import folded, leading
 from mhaprune.discovery.per_head_tensors import Followed, dimensions_of_heads, learned_factor
 from mhaprune.hooks.attention_calls import Attend, AttentionCalls, attention_interface
-from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, block_of, neighbours, within
+from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, block_of, neighbours, shared_words, within
 from mhaprune.hooks.eval_mode import at_rest, without_results
 from mhaprune.hooks.functional_linear import WeightsInUse
 from mhaprune.hooks.pytree import is_linear
@@ -404,7 +404,9 @@ class _Trace:
         A tensor with one number for each head is cut with the heads, also if each factor depends on all of its numbers,
         as those of a softmax do.
         """
-        path, H, given = self.paths[found.module], found.heads, self.given.get(found.module, {})
+        path, out = self.paths[found.module], self.paths[cast("nn.Module", found.out)]
+        around = ".".join(path.split(".")[: shared_words(path, out)])  # which holds both
+        H, given = found.heads, self.given.get(found.module, {})
         sizes = {H, getattr(found.module, "all_heads", H)}  # of an argument that is cut at each call
         followed: list[tuple[Any, Any, Tensor]] = [
             *((found.numbers, name, tensor) for name, tensor in self.followed.stored.items()),
@@ -415,7 +417,7 @@ class _Trace:
         tensors = [tensor for *_, tensor in followed]
         found.factor, read = learned_factor(x, cast("Tensor", found.context), heads_dim, tensors)
         for (where, name, tensor), is_read in zip(followed, read, strict=True):
-            mine = where is found.inputs or within(name, path)
+            mine = where is found.inputs or within(name, around)
             if is_read and mine and tensor.numel() == H and name not in dict(where):
                 where.append((name, list(tensor.shape).index(H) - tensor.dim()))
 

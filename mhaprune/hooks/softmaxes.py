@@ -42,7 +42,7 @@ class Softmaxes(TorchFunctionMode):
         elif isinstance(out, Tensor):
             for weights, length, path, lengths in self._in((args, kwargs)):
                 if func in PRODUCTS or (func in SCALINGS and out.numel() > weights.numel()):
-                    square = weights.dim() > 2 and weights.shape[-1] == weights.shape[-2]
+                    square = weights.dim() > 2 and weights.shape[-1] == weights.shape[-2] == length
                     if length > 1 and (square or length in lengths):
                         self.found[path] = None
                 elif out.numel() == weights.numel():

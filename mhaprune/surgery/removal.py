@@ -5,9 +5,10 @@ Dimensions: H = query heads of a block, K = head_dim.
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention, Projection
-from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, block_of, neighbours, weight_of, within
+from mhaprune.hooks.blocks import (
+    ROLES,
+    Block,
+    Rows,
+    Source,
+    Unsupported,
+    block_of,
+    neighbours,
+    shared_words,
+    weight_of,
+    within,
+)
 from mhaprune.surgery.copying import copied
 from mhaprune.surgery.handed_weights import ATTRIBUTES
 from mhaprune.surgery.record import Cut
@@ -30,6 +42,10 @@ WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim")
 MORE_COUNTS = (("head",), ("head", "embed", "hidden", "inner", "dim", "width"))
 """Two lists of words. An attribute with one of them in its name may hold a number of heads, or their width. The first
 list is tried first."""
+
+
+WIDTHS_OF_ONE = ("head_dim", "head_width", "head_size", "dim_head")
+"""Parts of names of attributes that hold the width of one head, which stays."""
 
 
 def keep_heads(model: nn.Module, path: str, kept: Sequence[int]) -> None:
@@ -100,7 +116,7 @@ def remove_heads(
                 _set_sizes(model, path.rpartition(".")[0], {block.heads: len(stay)}, cut)
         cut.heads[block.noted] = [block.names[h] for h in keep]
         cut.attributes[block.noted] = cut.attributes.get(block.noted, {}) | _attributes(attention, block, stay)
-        for path, values in _around(model, block, stay).items():
+        for path, values in (_around(model, block, stay) | _in_einops(model, block, stay)).items():
             cut.attributes[path] = cut.attributes.get(path, {}) | values
         if block.translated:
             made = [widths[source.rows.path] for source in block.made_by if source.role]
@@ -145,7 +161,7 @@ def _shares_evenly(model: nn.Module, block: Block, keep: Sequence[int]) -> bool:
 def with_own_keys(model: Any, block: Block) -> Block:
     """Give each head of a layer keys and values of its own, copies of those that it shared, in place. Return the block
     as it is then."""
-    layer, H, G = model.get_submodule(block.path), block.heads, len(set(block.of_kv))
+    H, G = block.heads, len(set(block.of_kv))
     made_by = list(block.made_by)
     for n in range(len(made_by)):
         if (source := made_by[n]).role in ROLES[1:]:
@@ -165,9 +181,35 @@ def with_own_keys(model: Any, block: Block) -> Block:
             K = len(parts[0])
             own = tuple(tuple(range(start + h * K, start + (h + 1) * K)) for h in range(H))
             made_by[n] = Source(Rows(path, own), tuple(range(H)), source.role)
-    for name, now in _of_groups(layer, H, G, H).items():
-        setattr(layer, name, now)
+    K = block.head_dim
+    for holder in _holders(model, block).values():
+        for name, now in _of_groups(holder, H, G, H).items():
+            setattr(holder, name, now)
+    for path, name in filter(lambda pair: _counts_keys(pair[1]), _named(block)):
+        if (value := _number(model.get_submodule(path), name)) in (G, G * K):
+            place, _, last = name.rpartition(".")
+            owner: Any = model.get_submodule(path)
+            if place:
+                setattr(owner, place, copy.copy(getattr(owner, place)))
+                owner = getattr(owner, place)
+            setattr(owner, last, value // G * H)
     return replace(block, made_by=tuple(made_by))
+
+
+def _holders(model: nn.Module, block: Block) -> dict[str, nn.Module]:
+    """Return the modules from that of a block up to the one that holds its W_O too, by their paths."""
+    words = block.path.split(".") if block.path else []
+    paths = [".".join(words[:n]) for n in range(len(words), shared_words(block.path, block.out) - 1, -1)]
+    return {path: model.get_submodule(path) for path in paths}
+
+
+def _named(block: Block) -> Iterator[tuple[str, str]]:
+    """Yield the path of the module and the name of each attribute that a block says may count its heads."""
+    for name in block.counts:
+        path = block.path
+        while name.startswith(".."):
+            path, name = path.rpartition(".")[0], name[2:]
+        yield path, name
 
 
 def _of_groups(
@@ -262,9 +304,10 @@ def _attributes(attention: nn.Module, block: Block, keep: Sequence[int]) -> dict
     counts = [name for name in COUNTS if name != "n_heads" or not _shares_its_bias(attention)]
     for names, now in ((counts, heads), (WIDTHS, width), (block.counts, heads | width)):
         attributes |= {name: now[value] for name in names if (value := _number(attention, name)) in now}
-    for name in {"num_key_value_heads", *(each for each in block.counts if each.endswith("num_key_value_heads"))}:
-        if _number(attention, name) == len(set(block.of_kv)):
-            attributes[name] = len(kv_left)
+    _, of_keys = _counted(block, keep)
+    for name in {"num_key_value_heads", *filter(_counts_keys, block.counts)}:
+        if (value := _number(attention, name)) in of_keys:
+            attributes[name] = of_keys[value]
     if not hasattr(attention, "num_key_value_groups"):
         attributes |= _of_groups(attention, H, len(set(block.of_kv)), len(kv_left), len(keep))
     if block.as_written:
@@ -291,16 +334,44 @@ def _attributes(attention: nn.Module, block: Block, keep: Sequence[int]) -> dict
 
 def _around(model: nn.Module, block: Block, keep: Sequence[int]) -> dict[str, dict[str, int]]:
     """Return the attributes of modules around an attention module that must change with its heads, by their path."""
-    H, K = block.heads, block.head_dim
-    now = {H: len(keep), H * K: len(keep) * K}
+    now, of_keys = _counted(block, keep)
     found: dict[str, dict[str, int]] = {}
-    for name in block.counts:
-        path = block.path
-        while name.startswith(".."):
-            path, name = path.rpartition(".")[0], name[2:]
-        if path != block.path and (value := _number(model.get_submodule(path), name)) in now:
-            found.setdefault(path, {})[name] = now[value]
-    return found
+    for path, holder in _holders(model, block).items():
+        if path != block.path and not hasattr(holder, "num_key_value_groups"):
+            G, left = len(set(block.of_kv)), len({block.of_kv[h] for h in keep})
+            found[path] = _of_groups(holder, block.heads, G, left, len(keep))
+    for path, name in _named(block):
+        of_this = of_keys if _counts_keys(name) else now
+        if path != block.path and (value := _number(model.get_submodule(path), name)) in of_this:
+            found.setdefault(path, {})[name] = of_this[value]
+    return {path: values for path, values in found.items() if values}
+
+
+def _counts_keys(name: str) -> bool:
+    return "kv" in name or "key_value" in name
+
+
+def _counted(block: Block, keep: Sequence[int]) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the numbers that count heads and their width, and those that count keys, with what they are later."""
+    H, K, G, left = block.heads, block.head_dim, len(set(block.of_kv)), len({block.of_kv[h] for h in keep})
+    return {H: len(keep), H * K: len(keep) * K}, {G: left, G * K: left * K}
+
+
+def _in_einops(model: nn.Module, block: Block, keep: Sequence[int]) -> dict[str, dict[str, int]]:
+    """Return the lengths of axes in the layers of einops around a block that must change with its heads, by their
+    path."""
+    if block.kind != "head":
+        return {}
+    heads, of_keys = _counted(block, keep)
+    now = of_keys | heads
+    words = block.out.split(".")[: shared_words(block.path, block.out)]
+    start = ".".join(words)
+    found: dict[str, dict[str, int]] = {}
+    for path, layer in model.get_submodule(start).named_modules(prefix=start):
+        lengths = getattr(layer, "axes_lengths", None)
+        if isinstance(lengths, dict):
+            found[path] = {f"axes_lengths.{name}": now[n] for name, n in lengths.items() if now.get(n, n) != n}
+    return {path: values for path, values in found.items() if values}
 
 
 def _sizes(attention: nn.Module, block: Block, keep: Sequence[int], made: Sequence[tuple[int, int]]) -> list[int]:
@@ -322,10 +393,20 @@ def _shares_its_bias(attention: nn.Module) -> bool:
 
 
 def _number(attention: nn.Module, name: str) -> int | None:
-    """Return an integer of a module, or of its config for `config.NAME`; None if there is none."""
-    owner = getattr(attention, "config", None) if name.startswith("config.") else attention
-    value = getattr(owner, name.removeprefix("config."), None)
+    """Return an integer of a module, or of its config for `config.NAME`, or of another object among its attributes; None
+    if there is none."""
+    holder, _, last = name.rpartition(".")
+    value = getattr(getattr(attention, holder, None) if holder else attention, last, None)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _numbers_of(module: nn.Module) -> Iterator[str]:
+    """Yield the names of the attributes of a module, and of plain objects among them but its config."""
+    for name, value in vars(module).items():
+        yield name
+        plain = hasattr(value, "__dict__") and not isinstance(value, nn.Module | Tensor | type) and not callable(value)
+        if plain and name != "config":
+            yield from (f"{name}.{inner}" for inner, number in vars(value).items() if type(number) is int)
 
 
 def with_more_counts(model: nn.Module, block: Block, words: Sequence[str]) -> Block:
@@ -337,8 +418,8 @@ def with_more_counts(model: nn.Module, block: Block, words: Sequence[str]) -> Bl
     """
     attention, path, names, up = model.get_submodule(block.path), block.path, list[str](), ""
     while True:
-        named = (name for name in vars(model.get_submodule(path)) if any(word in name for word in words))
-        names += [up + name for name in named if "head_dim" not in name]
+        named = (name for name in _numbers_of(model.get_submodule(path)) if any(word in name for word in words))
+        names += [up + name for name in named if not any(width in name for width in WIDTHS_OF_ONE)]
         if within(block.out, path):
             break
         path, up = path.rpartition(".")[0], f"..{up}"

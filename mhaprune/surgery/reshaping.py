@@ -78,11 +78,15 @@ def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
     """Set attributes of modules, by path. The weights of the modules must have the new shapes already."""
     for path, values in attributes.items():
         module = model.get_submodule(path)
-        if any(name.startswith("config.") for name in values):
-            module.config = copy.copy(module.config)  # from which only this layer reads its sizes
+        for holder in {name.rpartition(".")[0] for name in values} - {"", "axes_lengths"}:
+            setattr(module, holder, copy.copy(getattr(module, holder)))  # from which only this layer reads its sizes
         for name, value in values.items():
-            owner = module.config if name.startswith("config.") else module
-            name = name.removeprefix("config.")
+            if name.startswith("axes_lengths."):  # of a layer of einops, which holds them twice
+                module.axes_lengths = module.axes_lengths | {name.removeprefix("axes_lengths."): value}
+                module._axes_lengths = tuple(module.axes_lengths.items())
+                continue
+            holder, _, name = name.rpartition(".")
+            owner = getattr(module, holder) if holder else module
             if not isinstance(getattr(owner, name, value), int | float | list | None):
                 raise ValueError(f"config.mhaprune: {path}.{name} counts no heads")
             setattr(owner, name, value)

@@ -318,6 +318,10 @@ Look = Callable[[nn.Module, Block], Block]
 LOOKS: tuple[Look, ...] = (
     *(partial(with_more_counts, words=words) for words in MORE_COUNTS),
     *(lambda model, block, left=left: replace(block, translated=True, as_written=left) for left in (True, False)),
+    *(
+        lambda model, block, words=words: replace(with_more_counts(model, block, words=words), translated=True)
+        for words in MORE_COUNTS
+    ),
 )
 """Other ways to read which sizes in the code of a layer count its heads. The proofs decide whether one is right."""
 

@@ -114,6 +114,32 @@ class Inside(Layer):
         return self.scale(x)
 
 
+class Products(nn.Module):
+    """The inner module of the attention in Dive into Deep Learning."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.attention_weights = torch.softmax(torch.bmm(q, k.transpose(1, 2)) / q.shape[-1] ** 0.5, dim=-1)
+        return torch.bmm(self.attention_weights, v)
+
+
+class Outer(Softmax):
+    """Attention is computed in a module of its own, and the gates are outside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Products()
+
+    def forward(self, x: Tensor) -> Tensor:
+        said = self.attention(self.fold(self.W_q(x)), self.fold(self.W_k(x)), self.fold(self.W_v(x)))
+        said = self.through(said.reshape(-1, self.num_heads, *said.shape[1:])).permute(0, 2, 1, 3)
+        return self.W_o(said.reshape(said.shape[0], said.shape[1], -1))
+
+
+class OuterRaw(Outer):
+    def gate(self) -> Tensor:
+        return self.head_weight
+
+
 class HandedIn(Layer):
     """The model holds the gates of all layers, and hands each layer a row of them."""
 
@@ -145,7 +171,7 @@ class Rows(Net):
         return self.end(y.mean(1))
 
 
-KINDS = [Gated, Softmax, MeanOne, Sigmoid, Shares, Folded, Vector, Joined, Inside]
+KINDS = [Gated, Softmax, MeanOne, Sigmoid, Shares, Folded, Vector, Joined, Inside, Outer, OuterRaw]
 
 
 @pytest.mark.parametrize("kind", KINDS)
