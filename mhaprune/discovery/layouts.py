@@ -3,7 +3,7 @@
 Dimensions: B = batch, T = positions, H = heads, K = width of a head, W = outputs or inputs of a linear module.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import cast
@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from mhaprune.hooks.blocks import ROLES, Rows
+from mhaprune.hooks.blocks import ROLES, Block, Rows
 
 NOTHING = "made by no linear module"
 LORA = "adapted by LoRA; call merge_and_unload() on the model first"
@@ -78,6 +78,20 @@ def rows_of_heads(
         if len(set(map(len, each))) > 1:
             return f"made of unequal numbers of rows of {', '.join(own)}", whole
     return [Rows(path, tuple(each)) for path, each in own.items()], whole
+
+
+def handed_on(blocks: Collection[Block]) -> dict[str, str]:
+    """Return the paths of blocks whose heads are made also by rows that make the heads of another block, as values that
+    a layer adds to those of the next; each with the reason why they cannot be removed."""
+    users: dict[str, dict[str, Block]] = {}
+    for block in blocks:
+        for source in block.made_by:
+            users.setdefault(source.rows.path, {})[block.path] = block
+    found: dict[str, str] = {}
+    for path, of in users.items():
+        if len(of) > 1 and any(source.role == "" for block in of.values() for source in block.made_by):
+            found |= dict.fromkeys(of, f"{path} makes heads of {' and of '.join(of)}, which could only go together")
+    return found
 
 
 def without_repeats(rows: dict[str, Rows | str]) -> list[int]:

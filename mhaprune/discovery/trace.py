@@ -19,7 +19,16 @@ from torch.utils.checkpoint import CheckpointError
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.discovery.hints import nothing_found, why_uncut
-from mhaprune.discovery.layouts import NOTHING, bright, columns_of_heads, probe, reached, rows_of_heads, without_repeats
+from mhaprune.discovery.layouts import (
+    NOTHING,
+    bright,
+    columns_of_heads,
+    handed_on,
+    probe,
+    reached,
+    rows_of_heads,
+    without_repeats,
+)
 from mhaprune.discovery.leading import folded, leading
 from mhaprune.discovery.per_head_tensors import Followed, dimensions_of_heads, learned_factor
 from mhaprune.hooks.attention_calls import Attend, AttentionCalls, attention_interface
@@ -59,6 +68,8 @@ class _Found:
     """The heads' outputs as a leaf, (B, H, T, K), or (B, T, H, K) if `heads_last`."""
     heads_last: bool = False
     out: nn.Module | None = None
+    read: Tensor | None = None
+    """The input of W_O."""
     columns: tuple[tuple[int, ...], ...] = ()
     cross: bool = False
     numbers: list[tuple[str, int]] = field(default_factory=list)
@@ -118,6 +129,8 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
             blocks[path] = replace(again, calls=again.calls + 1)
         else:  # another attention in the same module
             second[out] = None
+    for path, reason in handed_on(blocks.values()).items():
+        blocks[path] = replace(blocks[path], why_not=blocks[path].why_not or reason)
     overlooked = {path: why for path, why in trace.overlooked.items() if not any(within(path, each) for each in blocks)}
     if not blocks:
         unusable = ((path, why) for path, why in overlooked.items() if why)
@@ -378,7 +391,7 @@ class _Trace:
                 if reached is None:
                     continue
                 context = leaf if found.heads_last else leaf.transpose(1, 2)
-                found.out, found.unusable = module, ""
+                found.out, found.read, found.unusable = module, x.detach(), ""
                 if self.running[-1] is not module:
                     found.unusable = "the weight of its W_O is handed to a function, the module must be called"
                 elif not is_linear(module):
@@ -397,6 +410,22 @@ class _Trace:
                     gates = self._sources("gate", gated, found.heads)
                     found.rows |= {name: rows for name, rows in gates.items() if rows != NOTHING}
                     self._find_numbers(found, [gated])
+            elif any(found is each for each in self.found[-2:]) and self._reads_elsewhere(found, x):
+                found.unusable = (
+                    f"its heads are read by {self.paths[cast('nn.Module', found.out)]} at some positions and by"
+                    f" {self.paths[module]} at others, so that neither closes them"
+                )
+
+    @staticmethod
+    def _reads_elsewhere(found: _Found, x: Any) -> bool:
+        """Return whether the input of another linear module than W_O comes from the heads, but from other positions, as
+        in joint attention of two streams."""
+        if found.read is None or found.context is None or not isinstance(x, Tensor) or not x.requires_grad:
+            return False
+        if x.shape[-1] != found.read.shape[-1] or (x.shape == found.read.shape and torch.equal(x, found.read)):
+            return False
+        (reached,) = torch.autograd.grad(x.sum(), found.context, retain_graph=True, allow_unused=True)
+        return reached is not None
 
     def _find_factor(self, found: _Found, x: Tensor) -> None:
         """Find the factor by which the layer itself multiplies each head, see `learned_factor`.

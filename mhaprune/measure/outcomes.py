@@ -100,6 +100,7 @@ def weight_sums(model: nn.Module) -> tuple[int, ...]:
 def _sum_of_bits(tensor: Tensor) -> int:
     if tensor.is_meta or not tensor.numel():
         return 0
+    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
     values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     whole = {1: torch.uint8, 2: torch.int16}.get(values.itemsize, torch.int32)
     factors, total = _factors(values.device), 0

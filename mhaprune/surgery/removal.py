@@ -393,8 +393,8 @@ def _shares_its_bias(attention: nn.Module) -> bool:
 
 
 def _number(attention: nn.Module, name: str) -> int | None:
-    """Return an integer of a module, or of its config for `config.NAME`, or of another object among its attributes; None
-    if there is none."""
+    """Return an integer of a module, or of its config for `config.NAME`, or of another object among its attributes;
+    None if there is none."""
     holder, _, last = name.rpartition(".")
     value = getattr(getattr(attention, holder, None) if holder else attention, last, None)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

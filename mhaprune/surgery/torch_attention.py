@@ -6,7 +6,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +15,26 @@ from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.hooks.blocks import Unsupported
 
 
-class TorchAttention(nn.Module):
-    """A `nn.MultiheadAttention`, computed by a `MultiHeadAttention` with any number of heads."""
+class TorchAttention(nn.MultiheadAttention):
+    """A `nn.MultiheadAttention`, computed by a `MultiHeadAttention` with any number of heads.
 
-    in_proj_bias: ClassVar[None] = None
-    _qkv_same_embed_dim: ClassVar[bool] = False  # in evaluation, this keeps torch from its fused kernel
+    It is an instance of that class, because code may ask what its attention is, and leave out what it does not know.
+    """
+
+    in_proj_bias = None  # type: ignore[assignment]
+    _qkv_same_embed_dim = False  # in evaluation, this keeps torch from its fused kernel
 
     def __init__(self, layer: MultiHeadAttention, batch_first: bool, names: Sequence[int]) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.layer, self.batch_first = layer, batch_first
+        self.embed_dim = self.kdim = self.vdim = layer.out_proj.out_features
         self.names = tuple(names)
         """The remaining heads, by their numbers in the unpruned layer. They are needed because an attention mask may
         have a part for each head of the unpruned layer."""
         self.whole = layer.num_heads
+
+    def __setstate__(self, state: Any) -> None:
+        nn.Module.__setstate__(self, state)
 
     @property
     def num_heads(self) -> int:
@@ -78,18 +85,22 @@ def converted(model: nn.Module) -> nn.Module:
 
     Raises `Unsupported` for attention that cannot be converted.
     """
-    if not any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
+    if not any(map(_of_torch, model.modules())):
         return model
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     model = copy.deepcopy(model, shared)
     layers, part = cache(_from_torch), cache(_part)  # shared attention and shared weights stay shared
     for path, module in list(model.named_modules(remove_duplicate=False)):
-        if isinstance(module, nn.MultiheadAttention):
+        if _of_torch(module):
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, layers(module, part))
         elif isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = module.enable_nested_tensor = False
     return model
+
+
+def _of_torch(module: nn.Module) -> bool:
+    return isinstance(module, nn.MultiheadAttention) and not isinstance(module, TorchAttention)
 
 
 def _from_torch(attention: nn.MultiheadAttention, part: Callable[..., nn.Parameter | None]) -> TorchAttention:
