@@ -27,6 +27,8 @@ class Other:
     """The number of its heads, counted by hand; of layers without a softmax over positions too."""
     build: Callable[[], nn.Module]
     batch: Callable[[], Tensor]
+    width: int | None = None
+    """The columns of the input of W_O that belong to a head; None for an equal share of all."""
     weighs: bool = True
     """True if a softmax over positions weighs values; False for linear attention and the like."""
 
@@ -354,14 +356,14 @@ OTHERS: dict[str, Other] = {
     "curated Llama": Other("curated-transformers", 8, lambda: curated("llama"), ids),
     "diffusers DiT": Other("diffusers", 8, dit, lambda: pictures(8)),
     "diffusers UNet": Other("diffusers", 0, unet, lambda: pictures(8)),
-    "diffusers Flux": Other("diffusers", 8, flux, vectors),
+    "diffusers Flux": Other("diffusers", 8, flux, vectors, width=8),
     "diffusers SD3": Other("diffusers", 8, sd3, lambda: pictures(8)),
-    "pyg GPSConv": Other("torch_geometric", 4, lambda: gps("GPSConv"), vectors),
+    "pyg GPSConv": Other("torch-geometric", 4, lambda: gps("GPSConv"), vectors),
     "rtdl FTTransformer": Other("rtdl_revisiting_models", 8, ft_transformer, vectors),
     "local-attention": Other("local-attention", 8, lambda: of("local_attention:LocalTransformer")(num_tokens=V, max_seq_len=16, dim=D, depth=2, heads=H, dim_head=8, local_attn_window_size=4), lambda: ids(16)),
     "colt5 attention": Other("CoLT5-attention", 8, lambda: Two(lambda: of("colt5_attention.transformer_block:Attention")(D, dim_head=8, heads=H)), vectors),
     "x-clip text": Other("x-clip", 8, lambda: of("x_clip.x_clip:Transformer")(dim=D, depth=2, dim_head=8, heads=H), vectors),
-    "iTransformer": Other("iTransformer", 8, lambda: Called(of("iTransformer:iTransformer")(num_variates=D, lookback_len=8, dim=D, depth=2, heads=H, dim_head=8, pred_length=(4,)), lambda model, x: model(x)), vectors),
+    "iTransformer": Other("itransformer", 8, lambda: Called(of("iTransformer:iTransformer")(num_variates=D, lookback_len=8, dim=D, depth=2, heads=H, dim_head=8, pred_length=(4,)), lambda model, x: model(x)), vectors),
     "palm": Other("PaLM-pytorch", 8, lambda: of("palm_pytorch:PaLM")(num_tokens=V, dim=D, depth=2, heads=H, dim_head=8), ids),
     "bidirectional cross": Other("bidirectional-cross-attention", 4, lambda: Called(of("bidirectional_cross_attention:BidirectionalCrossAttention")(dim=D, heads=H, dim_head=8, context_dim=D), lambda model, x: torch.cat(model(x, x.flip(1)), 1)), vectors),
     "kornia ViT": Other("kornia", 8, lambda: of("kornia.models.vit:VisionTransformer")(image_size=32, patch_size=8, embed_dim=D, depth=2, num_heads=H), pictures),

@@ -9,12 +9,27 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.discovery.layouts import LORA
-from mhaprune.hooks.blocks import Block, Unsupported, within
+from mhaprune.hooks.blocks import ROLES, Block, Unsupported, within
 from mhaprune.hooks.eval_mode import at_rest
 from mhaprune.hooks.pytree import is_linear, mapped, tensors_in
 
 OUT = ("out_proj", "o_proj", "to_out", "out", "c_proj", "dense", "wo", "proj", "fc_o", "o")
 """Usual names of W_O."""
+
+
+HEADS = ("num_heads", "n_heads", "heads", "n_head", "nhead", "num_attention_heads", "h")
+"""Usual names of the number of heads."""
+MADE_BY = tuple(
+    tuple(
+        form.format(each)
+        for each in (role[0], role)
+        for form in ("{}", "{}_proj", "to_{}", "w_{}", "w{}", "fc_{}", "{}_lin")
+    )
+    for role in ROLES
+)
+"""Usual names of the maps that make queries, keys and values."""
+FUSED = ("qkv", "to_qkv", "qkv_proj", "in_proj", "c_attn", "wqkv", "query_key_value")
+"""Usual names of one map that makes all three, one after the other."""
 
 
 def unseen(model: nn.Module, blocks: Sequence[Block], overlooked: Collection[str] = ()) -> list[str]:
@@ -64,13 +79,33 @@ def nothing_found(model: nn.Module, called: Collection[str], overlooked: Collect
     counts = {_heads_named(module) for module in named.values()}
     heads = counts.pop() if len(counts) == 1 else "NUMBER"
     paths = ", ".join(f'"{path}"' for path in named)
-    return f'{message}, for example: blocks=[AttentionBlock(path, out="{out}", heads={heads}) for path in [{paths}]]'
+    made_by = {_made_by(module, out, heads) for module in named.values()}
+    sources = made_by.pop() if len(made_by) == 1 else ""
+    return f'{message}, for example: blocks=[AttentionBlock(path, out="{out}", heads={heads}{sources}) for path in [{paths}]]'
 
 
 def _heads_named(module: nn.Module) -> str:
     """Return the number of heads that an attribute of a module holds, as a text; NUMBER if there is none."""
-    kept = (item for part in module.modules() for item in vars(part).items())
-    return next((str(value) for name, value in kept if "heads" in name and isinstance(value, int)), "NUMBER")
+    kept = [item for part in module.modules() for item in vars(part).items() if type(item[1]) is int]
+    named = [str(value) for name, value in kept if name in HEADS]
+    others = [str(value) for name, value in kept if "heads" in name and "dim" not in name and "width" not in name]
+    return next(iter(named + others), "NUMBER")
+
+
+def _made_by(module: nn.Module, out: str, heads: str) -> str:
+    """Return the arguments of `AttentionBlock` that name where queries, keys and values are made, with a comma before
+    them; an empty text if the names and widths of the linear modules do not tell."""
+    maps: dict[str, Any] = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    width = maps[out].in_features if out in maps else 0
+    wide = {name: part.out_features for name, part in maps.items() if name != out}
+    apart = [next((name for name in wide if name.rpartition(".")[2].lower() in names), "") for names in MADE_BY]
+    if all(apart) and wide[apart[0]] == width:
+        return "".join(f', {role}="{name}"' for role, name in zip(ROLES, apart, strict=True))
+    fused = [name for name, size in wide.items() if size == 3 * width and name.rpartition(".")[2].lower() in FUSED]
+    if len(fused) != 1 or not heads.isdecimal() or width % int(heads):
+        return ""
+    each = f'Rows.part(f"{{path}}.{fused[0]}", PART, 3, {heads}, {width // int(heads)})'
+    return "".join(f", {role}={each.replace('PART', str(n))}" for n, role in enumerate(ROLES))
 
 
 def why_uncut(model: nn.Module, paths: Sequence[str]) -> str:

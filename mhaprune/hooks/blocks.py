@@ -125,7 +125,8 @@ class Block:
     scaled: tuple[float, ...] = ()
     """What the last removal multiplied the columns of each unit in `out` by, to make up for such numbers."""
     batch_dim: int = 0
-    """The dimension of examples in the input of `out`: 1 for a layer that puts positions before examples."""
+    """The dimension of examples in the input of `out`: 1 for a layer that puts positions before examples, 2 for one
+    that puts rows and columns before them."""
 
     def source(self, role: str) -> Source | None:
         """Return the source of a role; None if it is not known."""

@@ -355,10 +355,10 @@ class Shapes:
             if batch_size > 1 and one is not None and many is not None:
                 dims = [
                     dim
-                    for dim in range(2)
+                    for dim in range(len(one) - 1)
                     if many == torch.Size([size * (batch_size if n == dim else 1) for n, size in enumerate(one)])
                 ]
-                if not dims or (dims[0] == 1 and one[1] != 1):
+                if not dims or (dims[0] > 0 and one[dims[0]] != 1):
                     misfits += [block.out] * (block.kind == "neuron")
                     if misfits:
                         continue

@@ -298,8 +298,9 @@ class GatedModel(ABC):
 
     def examples_first(self, x: Tensor, batch_size: int) -> Tensor:
         """Return states (B, T, D) of a model that may compute them as (T, B, D)."""
-        turned = any(block.batch_dim for block in self.blocks) and x.dim() == 3 and x.shape[1] == batch_size
-        return x.transpose(0, 1) if turned else x
+        dims = {block.batch_dim for block in self.blocks} - {0}
+        turned = [dim for dim in dims if dim < x.dim() - 1 and x.shape[dim] == batch_size]
+        return x.transpose(0, turned[0]) if turned else x
 
     def count_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.module.parameters())

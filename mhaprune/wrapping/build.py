@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -237,7 +238,9 @@ def _blocks(
 
 def no_neurons(model: nn.Module, units: Collection[str]) -> str:
     """Return the message for a model in which no neurons were found."""
-    packed = next((name for name, weight in model.named_parameters() if weight.dim() == 3), None)
+    convolved = {id(part.weight) for part in model.modules() if isinstance(part, nn.Conv1d)}
+    named = (name for name, weight in model.named_parameters() if weight.dim() == 3 and id(weight) not in convolved)
+    packed = next(named, None)
     return (
         f"units={list(units)}: {type(model).__name__} has no neurons: no linear map has inputs that other"
         " linear maps make one by one, at every position"
@@ -275,6 +278,14 @@ def _attention(
     if twice := [block.path for n, block in enumerate(found) if block.out in {other.out for other in found[:n]}]:
         raise ValueError(f"blocks: names {twice[0]} twice, must name each layer once")
     check_attention(model, [block for block in found if block.attends], partial(passing, model))
+    seen: dict[str, int] = {}
+    with suppress(Exception):  # of a model in which nothing is found, which is why blocks are given
+        seen = {block.out: block.heads for block in discover(model, passing)[0]}
+    for block in found:
+        if block.attends and (shown := seen.get(block.out, block.heads)) != block.heads:
+            raise Unsupported(
+                f"blocks: {block.path} with heads={block.heads}: its attention weights are of {shown} heads"
+            )
     return found, [], outputs[0]
 
 

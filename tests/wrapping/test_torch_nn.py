@@ -193,7 +193,7 @@ def test_products_without_weights_are_no_attention() -> None:
 
 def test_blocks_by_hand() -> None:
     model, batch = randomised(Tower()), [torch.randn(B, T, D)]
-    message = 'AttentionBlock.path, out="o", heads=4. for path in ."my_attention".'
+    message = 'AttentionBlock.path, out="o", heads=4, query="q", key="k", value="v". for path in ."my_attention".'
     with pytest.raises(ValueError, match=f"Tower: no attention found.*Name the blocks by hand, for example.*{message}"):
         wrap(model, square, score=batch)
     gates_only = wrap(model, square, score=batch, blocks=[AttentionBlock("my_attention", out="o", heads=4)])
@@ -233,9 +233,18 @@ def test_the_hint_names_w_o_of_every_layer_and_what_it_says_can_be_pasted() -> N
     with pytest.raises(ValueError, match="no attention found") as refused:
         wrap(model, square, score=data)
     hint = str(refused.value).partition("blocks=")[2]
-    assert hint.endswith('out="out", heads=4) for path in ["layers.0", "layers.2"]]')
+    assert hint.startswith('[AttentionBlock(path, out="out", heads=4, query=Rows.part(f"{path}.qkv", 0, 3, 4, 4), key=')
+    assert hint.endswith(' for path in ["layers.0", "layers.2"]]')
     heads = wrap(model, square, score=data, blocks=eval(hint))
-    assert repr(heads).startswith("8 heads in 2 blocks, all with an effect, none removable")
+    assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
+
+
+def test_a_number_of_heads_that_the_attention_weights_contradict_is_refused() -> None:
+    model, data = randomised(Tower(Products)), [torch.randn(B, T, D)]
+    block = AttentionBlock("my_attention", out="o", heads=8)
+    with pytest.raises(ValueError, match=r"^blocks: my_attention with heads=8: its attention weights are of 4 heads$"):
+        wrap(model, square, score=data, blocks=[block])
+    assert len(wrap(model, square, score=data, blocks=[replace(block, heads=4)]).grid) == 4
 
 
 def test_rows_of_one_module_are_named_by_hand_and_cut() -> None:
