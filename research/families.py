@@ -70,9 +70,9 @@ def blinded(model: nn.Module, heads: Heads, gone: Iterable[HeadId], width: int |
     model = copy.deepcopy(model)
     for block, name in zip(heads.subject.blocks, heads.subject.names, strict=True):
         numbers = torch.tensor([head.head for head in gone if head.block == name], dtype=torch.long)
-        out = model.get_submodule(block.out.replace(".layer.out_proj", ".out_proj"))
-        if isinstance(out, nn.modules.linear.NonDynamicallyQuantizableLinear):  # torch.nn reads its weight only
-            assert isinstance(out.weight, Tensor)
+        out: Any = model.get_submodule(block.out.replace(".layer.out_proj", ".out_proj"))
+        handed = hasattr(heads.subject.model.get_submodule(block.path), "called_maps")
+        if handed or isinstance(out, nn.modules.linear.NonDynamicallyQuantizableLinear):  # its weight is read only
             out.weight.data[:, columns(numbers, width or out.in_features // block.heads)] = 0
             continue
 

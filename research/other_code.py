@@ -50,6 +50,7 @@ EQUAL = 1e-9
 """The largest difference, relative to the largest output, of outputs that are called equal."""
 OF_SCORES = 1e-4
 """The largest difference of equal scores, relative to the largest: scores are float32, as some layers' softmax is."""
+OUTCOMES = ("cut", "partly", "gated", "refused", "wrong")
 GENERATED = re.compile(r"(?<=<!-- table by research/other_code.py -->\n).*(?=<!-- end -->)", re.DOTALL)
 """The part of the page that holds the table."""
 
@@ -93,7 +94,7 @@ def made(other: Other, seed: int = 0) -> nn.Module:
     model, generator = other.build().eval().double(), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
-            weight += 0.05 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            weight.add_(0.05 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
     return model
 
 
@@ -186,22 +187,25 @@ def row_of(name: str) -> Row:
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the lines of the page's table, with a sentence before it."""
+    """Yield a sentence and the lines of the page's table: models by outcome and package."""
     tried = [row for row in rows if row.outcome not in ("skipped", "not built")]
     weighing = [row for row in tried if row.weighs]
     counts = Counter(row.outcome for row in weighing)
-    packages = len({row.package for row in tried})
-    said = ", ".join(f"{counts[name]} {name}" for name in ("cut", "partly", "gated", "refused", "wrong"))
-    yield f"{len(tried)} classes of {packages} packages; of the {len(weighing)} with a softmax over positions: {said}.\n"
-    yield "| package | model | heads | outcome | removed | ablation | read back | seconds | reason |"
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for row in tried:
-        numbers = ["" if math.isnan(x) else f"{x:.0e}" for x in (row.removed, row.ablation, row.loaded)]
-        heads = "" if math.isnan(row.found) else f"{row.found:.0f}"
-        reason = row.reason.replace("|", "/")[:160] + ("…" if len(row.reason) > 160 else "")
-        seconds = "" if math.isnan(row.seconds) else f"{row.seconds:.1f}"
-        cells = [f"{row.package} {row.version}", row.model, heads, row.outcome, *numbers, seconds, reason]
-        yield f"| {' | '.join(cells)} |"
+    said = ", ".join(f"{counts[name]} {name}" for name in OUTCOMES if counts[name])
+    worst = max(x for row in tried if row.outcome in ("cut", "partly") for x in (row.removed, row.loaded))
+    yield (
+        f"{len(tried)} classes of {len({row.package for row in tried})} packages were tried. Of the {len(weighing)} with"
+        f" a softmax over positions: {said}. Removed and masked, and saved and read, differ by at most {worst:.0e} of the"
+        " largest output.\n"
+    )
+    yield "| outcome | classes | which |"
+    yield "|---|---|---|"
+    for name in OUTCOMES:
+        of = [row for row in tried if row.outcome == name]
+        packages = {row.package: f"{row.package} {sum(other.package == row.package for other in of)}" for row in of}
+        which = packages.values() if name == "cut" else [row.model for row in of]
+        if of:
+            yield f"| {name} | {len(of)} | {'; '.join(which)} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -232,6 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if row.outcome in ("skipped", "not built"):
             print(f"{row.outcome}: {row.model}: {row.reason}")
     if chosen.page:
+        all_rows = chosen.page.parent / "tables" / "other-code.csv"
+        all_rows.write_text(pd.DataFrame(list(map(asdict, rows))).round({"seconds": 1}).to_csv(index=False))
         chosen.page.write_text(GENERATED.sub(lambda _: "\n".join(lines) + "\n", chosen.page.read_text()))
     return int(any(row.outcome == "wrong" for row in rows))
 

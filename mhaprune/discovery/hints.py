@@ -81,7 +81,8 @@ def nothing_found(model: nn.Module, called: Collection[str], overlooked: Collect
     paths = ", ".join(f'"{path}"' for path in named)
     made_by = {_made_by(module, out, heads) for module in named.values()}
     sources = made_by.pop() if len(made_by) == 1 else ""
-    return f'{message}, for example: blocks=[AttentionBlock(path, out="{out}", heads={heads}{sources}) for path in [{paths}]]'
+    block = f'AttentionBlock(path, out="{out}", heads={heads}{sources})'
+    return f"{message}, for example: blocks=[{block} for path in [{paths}]]"
 
 
 def _heads_named(module: nn.Module) -> str:

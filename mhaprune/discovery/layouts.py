@@ -21,6 +21,8 @@ Leaves = Sequence[tuple[nn.Module, Tensor]]
 
 def reached(number: Tensor, leaves: Leaves) -> list[tuple[nn.Module, Tensor, Tensor]]:
     """Return the leaves that a number depends on, each with its module before it and its gradient after it."""
+    if not number.requires_grad:  # as where a part of the model runs without gradients
+        return []
     tensors = [leaf for _, leaf in leaves] or [number]
     gradients = torch.autograd.grad(number, tensors, retain_graph=True, allow_unused=True)
     pairs = zip(leaves, gradients, strict=False)

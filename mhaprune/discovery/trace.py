@@ -384,6 +384,8 @@ class _Trace:
         layer = self.model.get_submodule(self.paths[module].rpartition(".")[0])
         if isinstance(layer, MultiHeadAttention) and layer.out_proj is module:
             self._own(layer, module)
+        if not torch.is_grad_enabled():
+            return
         for found in self.found:
             if found.out is None and found.context is not None and isinstance(x, Tensor) and x.requires_grad:
                 leaf = found.context

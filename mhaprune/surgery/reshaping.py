@@ -234,18 +234,20 @@ class Sizes(TorchFunctionMode):
 
     def _viewed(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
         if len(shape) > 1 and sizes and whole(shape[-1], sizes[-1]):
+            if (counted := self._counted(shape, sizes)) is not None:
+                return counted
             if shape[-1] in self.before:
                 sizes = self._in_heads(shape, sizes)
             if new := self.now.get(sizes[-1]):
                 last = [math.prod(shape[n:]) for n in range(len(shape))] if -1 in sizes and whole(*shape) else []
                 if new in last or new * math.prod(sizes[:-1]) == math.prod(shape):
                     return [*sizes[:-1], new]
-            return self._counted(shape, sizes)
+            return self._counted(shape, sizes, anywhere=True) or sizes
         return sizes
 
-    def _counted(self, shape: Sequence[int], sizes: Sequence[int]) -> Sequence[int]:
+    def _counted(self, shape: Sequence[int], sizes: Sequence[int], anywhere: bool = False) -> Sequence[int] | None:
         """Return the sizes of a view with the kept number of heads where they name that of all, as in a view of scores:
-        before sizes that stay, or else where the numbers then fit."""
+        before sizes that stay, or `anywhere` if the numbers do not fit otherwise. None if there is no such place."""
 
         def fits(sizes: Sequence[int]) -> bool:
             known, count = abs(math.prod(sizes)), math.prod(shape)
@@ -254,12 +256,12 @@ class Sizes(TorchFunctionMode):
         counted = [n for n in reversed(range(len(sizes))) if whole(sizes[n])]
         named = [n for n in counted if self.now.get(sizes[n], sizes[n]) != sizes[n]]
         if not named or not whole(*shape, *sizes):
-            return sizes
+            return None
         tried = {n: [*sizes[:n], self.now[sizes[n]], *sizes[n + 1 :]] for n in named}
         for n, new in tried.items():
-            if [*shape[n - len(sizes) :]] == new[n:] and fits(new):
+            if len(new) - n > 1 and [*shape[n - len(sizes) :]] == new[n:] and fits(new):
                 return new
-        return sizes if fits(sizes) else next(filter(fits, tried.values()), sizes)
+        return next(filter(fits, tried.values()), None) if anywhere and not fits(sizes) else None
 
     def _in_heads(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
         width, lead, tail = shape[-1], sizes[: len(shape) - 1], sizes[len(shape) - 1 :]
