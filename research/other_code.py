@@ -193,17 +193,17 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
     counts = Counter(row.outcome for row in weighing)
     said = ", ".join(f"{counts[name]} {name}" for name in OUTCOMES if counts[name])
     worst = max(x for row in tried if row.outcome in ("cut", "partly") for x in (row.removed, row.loaded))
+    packages = len({row.package for row in tried})
     yield (
-        f"{len(tried)} classes of {len({row.package for row in tried})} packages were tried. Of the {len(weighing)} with"
-        f" a softmax over positions: {said}. Removed and masked, and saved and read, differ by at most {worst:.0e} of the"
-        " largest output.\n"
+        f"{len(tried)} classes of {packages} packages were tried. Of the {len(weighing)} with a softmax over positions:"
+        f" {said}. Removed and masked, and saved and read, differ by at most {worst:.0e} of the largest output.\n"
     )
     yield "| outcome | classes | which |"
     yield "|---|---|---|"
     for name in OUTCOMES:
         of = [row for row in tried if row.outcome == name]
-        packages = {row.package: f"{row.package} {sum(other.package == row.package for other in of)}" for row in of}
-        which = packages.values() if name == "cut" else [row.model for row in of]
+        by_package = {row.package: f"{row.package} {sum(other.package == row.package for other in of)}" for row in of}
+        which = by_package.values() if name == "cut" else [row.model for row in of]
         if of:
             yield f"| {name} | {len(of)} | {'; '.join(which)} |"
 

@@ -149,6 +149,7 @@ def whisper(fused: bool) -> nn.Module:
         f"n_{part}_{name}": n for part in ("audio", "text") for name, n in (("state", D), ("head", H), ("layer", 1))
     }
     model = own.Whisper(own.ModelDimensions(**sizes, **layers))
+    nn.init.normal_(model.decoder.positional_embedding)  # which the class leaves empty
     for norm in [part for part in model.modules() if isinstance(part, own.LayerNorm)]:
         norm.forward = nn.LayerNorm.forward.__get__(norm)  # theirs computes in float32
     own.MultiHeadAttention.use_sdpa = fused
