@@ -234,10 +234,10 @@ class Sizes(TorchFunctionMode):
 
     def _viewed(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
         if len(shape) > 1 and sizes and whole(shape[-1], sizes[-1]):
-            if (counted := self._counted(shape, sizes)) is not None:
+            split = self._in_heads(shape, sizes) if shape[-1] in self.before else sizes
+            if split is sizes and (counted := self._counted(shape, sizes)) is not None:
                 return counted
-            if shape[-1] in self.before:
-                sizes = self._in_heads(shape, sizes)
+            sizes = split
             if new := self.now.get(sizes[-1]):
                 last = [math.prod(shape[n:]) for n in range(len(shape))] if -1 in sizes and whole(*shape) else []
                 if new in last or new * math.prod(sizes[:-1]) == math.prod(shape):
@@ -259,7 +259,7 @@ class Sizes(TorchFunctionMode):
             return None
         tried = {n: [*sizes[:n], self.now[sizes[n]], *sizes[n + 1 :]] for n in named}
         for n, new in tried.items():
-            if len(new) - n > 1 and [*shape[n - len(sizes) :]] == new[n:] and fits(new):
+            if len(new) - n > 2 and [*shape[n - len(sizes) :]] == new[n:] and fits(new):
                 return new
         return next(filter(fits, tried.values()), None) if anywhere and not fits(sizes) else None
 
