@@ -142,9 +142,7 @@ def understand(
     tried = Batches.extremes([*splits.values()])
     batch = tried.first(len(tried)).converted(weight.device, weight.dtype)
     check_buffers(model, lambda: run(model, batch.arguments()))
-    if blocks is None or blocks:
-        model = with_called_maps(model, lambda model: run(model, batch[:1].arguments()))
-    found, names, not_seen, alone = _blocks(model, blocks, batch, run, units)
+    model, (found, names, not_seen, alone) = _all_blocks(model, blocks, batch, run, units)
     for name, split in splits.items():
         check_counted(loss, split, name)
         check_fits(model, {"loss": loss, "quality": quality}, split)
@@ -207,13 +205,38 @@ def with_window(found: Found, sink: int, recent: int) -> Found:
     return found
 
 
+Blocks = tuple[list[Block], list[BlockId], tuple[str, ...], Any]
+
+
+def _all_blocks(
+    model: nn.Module,
+    given: Sequence[AttentionBlock | Block] | None,
+    batch: Batches,
+    run: Callable[[nn.Module, Any], Any],
+    units: Collection[str],
+) -> tuple[nn.Module, Blocks]:
+    """Return a model with what `_blocks` returns for it: the model itself, or, if something is left out or blocks are
+    given, a copy in which maps are called whose weights are handed to functions."""
+    try:
+        found = _blocks(model, given, batch, run, units)
+        if given is None and not found[2]:
+            return model, found
+    except Unsupported:
+        called = with_called_maps(model, lambda model: run(model, batch[:1].arguments()))
+        if called is model:
+            raise
+        return called, _blocks(called, given, batch, run, units)
+    called = with_called_maps(model, lambda model: run(model, batch[:1].arguments()))
+    return called, found if called is model else _blocks(called, given, batch, run, units)
+
+
 def _blocks(
     model: nn.Module,
     given: Sequence[AttentionBlock | Block] | None,
     batch: Batches,
     run: Callable[[nn.Module, Any], Any],
     units: Collection[str],
-) -> tuple[list[Block], list[BlockId], tuple[str, ...], Any]:
+) -> Blocks:
     """Return the blocks of a model with their names, the paths of attention in no block, and what the model returned
     for the first example of a batch alone."""
     if not units:
