@@ -262,3 +262,4 @@ def test_the_calibration_error_is_the_sum_over_bins() -> None:
             expected += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
     assert calibration_error(confidence, right) == pytest.approx(expected)
     assert calibration_error(right, right) == 0
+    assert calibration_error(np.array([0.95, 1.0]), np.array([1, 0])) == pytest.approx(0.475), "1.0 is in the last bin"

@@ -1,5 +1,6 @@
 """A user's batches, put together and taken apart, and losses of them against the same by hand."""
 
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -171,3 +172,13 @@ def test_what_a_loss_cannot_find_is_named() -> None:
         losses.classification(LOGITS[:, 0], {"x": LABELS})
     with pytest.raises(ValueError, match="loss: the model returns a list without logits"):
         losses.classification([LOGITS], {"labels": LABELS})
+
+
+def test_a_stream_that_goes_on_after_several_epochs_is_the_rest_of_the_whole_one() -> None:
+    data = Batches.of([torch.arange(12).view(6, 2)], "score")
+
+    def stream(skip: int, count: int) -> list[list[int]]:
+        drawn = data.shuffled_batches(2, torch.Generator().manual_seed(0), skip=skip)
+        return [batch.at[:, 1].tolist() for batch in islice(drawn, count)]
+
+    assert stream(5, 3) == stream(0, 8)[5:]

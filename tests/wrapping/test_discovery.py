@@ -9,7 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from support.attention import HEAD_DIM, HEADS, WIDTH, Attention, X, close_by_hooks, pruned, wrapped
+from mhaprune import AttentionBlock, Rows
+from mhaprune.hooks.attention_calls import weights_of
+from mhaprune.hooks.blocks import name_blocks
+from support.attention import HEAD_DIM, HEADS, WIDTH, Attention, Stack, X, close_by_hooks, pruned, wrapped
 
 D, H, K = WIDTH, HEADS, HEAD_DIM
 
@@ -339,3 +342,32 @@ class Pooling(Attention):
 def test_only_the_block_that_cannot_be_cut_says_why_not() -> None:
     heads = wrapped(Attention, Pooling, Attention)
     assert [block.why_not for block in heads.subject.blocks] == ["", "its query is made by no linear module", ""]
+
+
+def test_blocks_whose_paths_differ_in_two_numbers_have_names_of_their_own() -> None:
+    names = name_blocks([f"stages.{stage}.blocks.{n}.attn" for stage in (0, 1) for n in (0, 1)])
+    assert [name.layer for name in names] == [0, 1, 2, 3]
+
+
+def test_attention_that_looks_only_back_is_attention_also_by_hand() -> None:
+    class Causal(Attention):
+        def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    heads = wrapped(Stack(Causal), blocks=[AttentionBlock("layers.0", out="o", heads=4)])
+    assert repr(heads).startswith("4 heads")
+
+
+def test_weights_of_fused_attention_with_fewer_keys_are_those_of_repeated_keys() -> None:
+    draw = torch.Generator().manual_seed(0)
+    q, k = torch.randn(1, 4, 3, 8, generator=draw), torch.randn(1, 2, 3, 8, generator=draw)
+    torch.testing.assert_close(weights_of(q, k, {}), weights_of(q, k.repeat_interleave(2, 1), {}))
+
+
+def test_rows_of_other_heads_are_seen_in_a_layer_in_the_middle_too() -> None:
+    def block(n: int, order: tuple[int, ...]) -> AttentionBlock:
+        rows = Rows("v", tuple(tuple(range(K * h, K * h + K)) for h in order))
+        return AttentionBlock(f"layers.{n}", out="o", heads=4, query="q", key="k", value=rows)
+
+    blocks = [block(n, (0, 2, 1, 3) if n == 1 else (0, 1, 2, 3)) for n in range(3)]
+    assert "removed differ" in wrapped(Stack(Attention, Attention, Attention), blocks=blocks).proven.why_not
