@@ -43,12 +43,15 @@ def leading(made: Sequence[Tensor], leaves: Leaves) -> Leading:
     Heads are made by other rows of linear modules, and examples or windows by the same rows at other positions. If
     nothing tells, the last dimension is that of heads.
     """
-    sizes = torch.broadcast_shapes(*(x.shape[:-2] for x in made))
+    try:
+        sizes = tuple(torch.broadcast_shapes(*(x.shape[:-2] for x in made)))
+    except RuntimeError:  # of keys that the fused function repeats
+        return Leading(tuple(made[0].shape[:-2]), (made[0].dim() - 3,))
     several = [n for n, size in enumerate(sizes) if size > 1]
     if len(sizes) == 1 and several:  # where windows and heads may share the dimension
         return Leading(sizes, (0,))
     if len(several) > 1:
-        several = [n for n in several if any(_differ(x, n, leaves) for x in made)]
+        several = [n for n in several if any(_differ(x, n - len(sizes) - 2, leaves) for x in made)]
     return Leading(sizes, tuple(several) or (len(sizes) - 1,))
 
 
@@ -67,8 +70,9 @@ def folded(made: Sequence[Tensor], leaves: Leaves) -> tuple[int, int] | None:
 
 
 def _differ(x: Tensor, dim: int, leaves: Leaves) -> bool:
-    """Return whether two parts of a tensor are made by different rows of linear modules."""
-    if x.shape[dim - x.dim() if dim < 0 else dim] < 2 or not x.requires_grad:
+    """Return whether two parts of a tensor along a dimension, counted from the last, are made by different rows of
+    linear modules."""
+    if -dim > x.dim() or x.shape[dim] < 2 or not x.requires_grad:
         return False
     one, other = (rows_read(x.select(dim, n), leaves) for n in (0, 1))
     return one != other

@@ -181,6 +181,23 @@ class Handed(Layer):
         return F.linear(said.transpose(1, 2).flatten(2), self.W_o.weight)
 
 
+class InWindowsGrouped(nn.Module):
+    """Windows stand before heads, and the fused function repeats the keys of two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv = HEADS, 2
+        self.W_q, self.W_o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.W_k, self.W_v = nn.Linear(WIDTH, 2 * K), nn.Linear(WIDTH, 2 * K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, _ = x.shape
+        y = F.pad(x, (0, 0, 0, -T % 3)).reshape(-1, 3, WIDTH)
+        q, k, v = (f(y).unflatten(-1, (-1, K)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        said = F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2)
+        return self.W_o(said.reshape(B, -1, said.shape[-1])[:, :T])
+
+
 class InScores(Layer):
     """Windows with a mask each: the number of heads is named in a view of the scores, and their width is that of the
     data by this number, as in the first Swin."""
@@ -281,7 +298,7 @@ class OnePart(Grouped):
 WHOLE, SINGLE, ONE_EACH = {0: [2, 3], 1: [0, 1]}, {0: [3], 1: [0, 2, 3]}, {0: [0, 2], 1: [1, 3]}
 
 
-@pytest.mark.parametrize("kind", [Grouped, Interleaved, InTurns, FusedParts, OnePart])
+@pytest.mark.parametrize("kind", [Grouped, Interleaved, InTurns, FusedParts, OnePart, InWindowsGrouped])
 @pytest.mark.parametrize("gone", [WHOLE, SINGLE, ONE_EACH], ids=["whole", "single", "one of each"])
 def test_keys_that_a_layer_repeats_go_with_their_heads(kind: Any, gone: dict[int, list[int]], tmp_path: Path) -> None:
     model, _, small = check(kind, tmp_path, gone=gone)
