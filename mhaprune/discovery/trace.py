@@ -424,7 +424,7 @@ class _Trace:
         in joint attention of two streams."""
         if found.read is None or found.context is None or not isinstance(x, Tensor) or not x.requires_grad:
             return False
-        if not is_linear(found.out):  # what it says is no leaf
+        if not is_linear(found.out) or x.device != found.read.device:  # else what it says is no leaf
             return False
         if x.shape[-1] != found.read.shape[-1] or (x.shape == found.read.shape and torch.equal(x, found.read)):
             return False

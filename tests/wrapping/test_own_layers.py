@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mhaprune.surgery.handed_weights import with_called_maps
 from mhaprune_literature.attention import Confidence
-from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, check, closed, made, wrapped
+from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, batches, call, check, closed, made, wrapped
 
 K = WIDTH // HEADS
 
@@ -216,9 +217,34 @@ class InScores(Layer):
         return self.W_o(said.transpose(1, 2).reshape(B, -1, C)[:, :T])
 
 
+class Split(nn.Module):
+    """A layer of einops, as far as a removal meets it: it holds the lengths of its axes twice."""
+
+    def __init__(self, **lengths: int) -> None:
+        super().__init__()
+        self.axes_lengths, self._axes_lengths = lengths, tuple(lengths.items())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (dict(self._axes_lengths)["h"], -1)).transpose(1, 2)
+
+
+class InALayer(Layer):
+    """The number of heads is held by layers that split them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.num_heads
+        self.split = nn.ModuleList(Split(h=HEADS) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = zip(self.split, (self.W_q, self.W_k, self.W_v), strict=True)
+        q, k, v = (split(linear(x)) for split, linear in made)
+        return self.W_o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
 KINDS: list[Callable[[], nn.Module]] = [
     *(ByEinsum, KeysFirst, HeadsFirst, Dotted, Layer, Transposed, OverQueries, Windows, HeadsBeforeWindows),
-    *(Unflattened, ByFunction, Causal, Packed, Handed, InScores),
+    *(Unflattened, ByFunction, Causal, Packed, Handed, InScores, InALayer),
 ]
 
 
@@ -376,3 +402,47 @@ def test_weights_that_are_not_those_of_a_module_are_gated_only() -> None:
     assert "none removable" in repr(heads)
     with heads.closed(GONE) as gated:
         assert apart(gated, closed(model, ["layers.0.W_o", "layers.1.W_o"])) < 1e-6
+
+
+class Masked(ByFunction):
+    """A causal mask and padding, as numbers and as truths; weights are asked for in every second layer."""
+
+    def options(self, T: int) -> dict[str, Any]:
+        padding = torch.zeros(self.examples, T).index_fill(1, torch.tensor([T - 1]), -1.5)
+        return {"attn_mask": torch.ones(T, T).triu(1) * -2.0, "key_padding_mask": padding}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.examples = len(x)
+        return super().forward(x)
+
+
+def test_functional_attention_step_by_step_is_that_of_torch() -> None:
+    model = made(Masked)
+    model.layers[1].need_weights = True  # type: ignore[assignment]
+    ours = with_called_maps(model, lambda model: call(model, batches()[0]))
+    assert ours is not model
+    assert apart(ours, model) < 1e-6
+
+
+class Joint(nn.Module):
+    """Two streams attend together, and each has an output projection of its own, as in Stable Diffusion 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.qkv, self.add_qkv = HEADS, nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.W_o, self.to_add_out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        few, many = x[:, :2], x[:, 2:]
+        both = torch.cat([self.add_qkv(few), self.qkv(many)], dim=1)
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in both.chunk(3, -1))
+        said = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return torch.cat([self.to_add_out(said[:, :2]), self.W_o(said[:, 2:])], dim=1)
+
+
+def test_heads_that_two_maps_read_at_different_positions_are_refused_and_others_are_not() -> None:
+    with pytest.raises(ValueError, match=r"layers.0 \(Joint\): its heads are read by .*add_out .* and by .*W_o"):
+        wrapped(made(Joint))
+    kinds = iter([Joint(), Layer()])
+    heads = wrapped(made(lambda: next(kinds)))
+    assert repr(heads) == "4 heads in 1 block, all with an effect, all removable; not seen: layers.0"
