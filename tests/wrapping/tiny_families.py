@@ -126,8 +126,8 @@ UNKNOWN = {
     "longformer": Family(
         "LongformerModel",
         {**TEXT, "attention_window": [4, 4]},
-        why_not='AttentionBlock(path, out="output.dense", heads=4, query="self.query", key="self.key", value="self.value")'
-        ' for path in ["encoder.layer.0.attention", "encoder.layer.1.attention"]',
+        why_not='AttentionBlock(path, out="output.dense", heads=4, query="self.query", key="self.key",'
+        ' value="self.value") for path in ["encoder.layer.0.attention", "encoder.layer.1.attention"]',
     ),
 }
 """Those whose heads are not found."""
