@@ -17,7 +17,6 @@ Made docs/findings/families.md.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import os
@@ -25,7 +24,6 @@ import subprocess
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -43,9 +41,9 @@ from families_report import Row, summary, write
 from mhaprune.api.wrap import Heads
 from mhaprune.heads import HeadId
 from mhaprune.measure.outcomes import ProofFailed
-from mhaprune.settings.options import did_you_mean
 from read_folders import call, difference, numbers_in, outputs
 from tiny_models import MODELS, Tiny
+from trying import chosen_models
 
 HERE = Path(__file__).parent
 
@@ -171,21 +169,8 @@ def all_tried(names: Sequence[str]) -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="models to try; all if none is named")
-    parser.add_argument(
-        "--csv", type=Path, default=HERE.parent / "results" / "families.csv", help="default %(default)s"
-    )
-    parser.add_argument("--page", type=Path, help="a page of the docs, in which the table is written anew")
-    chosen = parser.parse_args(arguments)
-    if unknown := [name for name in chosen.names if name not in MODELS]:
-        print(f"error: NAME={unknown[0]}: no such model, {did_you_mean(unknown[0], MODELS)}", file=sys.stderr)
+    if (chosen := chosen_models(__doc__, MODELS, "families.csv", arguments)) is None:
         return 1
-    if chosen.page and chosen.names:
-        print(f"error: --page={chosen.page}: has all models, leave out {chosen.names[0]}", file=sys.stderr)
-        return 1
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     if find_spec("transformers") is not None:
         import transformers
 

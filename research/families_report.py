@@ -31,7 +31,7 @@ REASONS = {
     "no attention found": "no attention that mhaprune can find",
     "mixed before": "a W_O that is no linear module, or is not called",
     "a norm": "a norm over all heads",
-    "its key is made once": "keys that are made once for several heads",
+    "of each group beside": "keys that are made once for several heads",
     "adapted by LoRA": "LoRA on the maps of a head, not merged",
     "does not run": "a module that counts on the old sizes",
     "W_O": "a W_O that is no linear module, or is not called",

@@ -19,13 +19,11 @@ Made docs/findings/other-code.md.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
 import re
 import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -42,10 +40,9 @@ from tqdm import tqdm
 import mhaprune
 from mhaprune.api.wrap import Heads
 from mhaprune.heads import HeadId
-from mhaprune.settings.options import did_you_mean
 from other_models import OTHERS, Other
+from trying import chosen_models
 
-HERE = Path(__file__).parent
 EQUAL = 1e-9
 """The largest difference, relative to the largest output, of outputs that are called equal."""
 OF_SCORES = 1e-4
@@ -192,11 +189,16 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
     weighing = [row for row in tried if row.weighs]
     counts = Counter(row.outcome for row in weighing)
     said = ", ".join(f"{counts[name]} {name}" for name in OUTCOMES if counts[name])
-    worst = max(x for row in tried if row.outcome in ("cut", "partly") for x in (row.removed, row.loaded))
+    cut = [x for row in tried if row.outcome in ("cut", "partly") for x in (row.removed, row.loaded)]
     packages = len({row.package for row in tried})
+    equal = (
+        f" Removed and masked, and saved and read, differ by at most {max(cut):.0e} of the largest output."
+        if cut
+        else ""
+    )
     yield (
         f"{len(tried)} classes of {packages} packages were tried. Of the {len(weighing)} with a softmax over positions:"
-        f" {said}. Removed and masked, and saved and read, differ by at most {worst:.0e} of the largest output.\n"
+        f" {said or 'none'}.{equal}\n"
     )
     yield "| outcome | classes | which |"
     yield "|---|---|---|"
@@ -209,20 +211,8 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="models to try; all if none is named")
-    default = HERE.parent / "results" / "other_code.csv"
-    parser.add_argument("--csv", type=Path, default=default, help="default %(default)s")
-    parser.add_argument("--page", type=Path, help="a page of the docs, in which the table is written anew")
-    chosen = parser.parse_args(arguments)
-    if unknown := [name for name in chosen.names if name not in OTHERS]:
-        print(f"error: NAME={unknown[0]}: no such model, {did_you_mean(unknown[0], OTHERS)}", file=sys.stderr)
+    if (chosen := chosen_models(__doc__, OTHERS, "other_code.csv", arguments)) is None:
         return 1
-    if chosen.page and chosen.names:
-        print(f"error: --page={chosen.page}: has all models, leave out {chosen.names[0]}", file=sys.stderr)
-        return 1
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     try:
         rows = [row_of(name) for name in tqdm(chosen.names or list(OTHERS), desc="try")]
     except KeyboardInterrupt:
@@ -230,11 +220,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     chosen.csv.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(list(map(asdict, rows))).to_csv(chosen.csv, index=False)
-    lines = list(table(rows))
+    lines = list(table(rows)) if any(row.outcome != "skipped" for row in rows) else []
     print(*lines, sep="\n")
     for row in rows:
         if row.outcome in ("skipped", "not built"):
             print(f"{row.outcome}: {row.model}: {row.reason}")
+    if chosen.page and (missing := [row for row in rows if row.outcome == "skipped"]):
+        print(f"error: --page={chosen.page}: is not written, {missing[0].reason}", file=sys.stderr)
+        return 1
     if chosen.page:
         all_rows = chosen.page.parent / "tables" / "other-code.csv"
         all_rows.write_text(pd.DataFrame(list(map(asdict, rows))).round({"seconds": 1}).to_csv(index=False))

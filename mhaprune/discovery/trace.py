@@ -412,7 +412,11 @@ class _Trace:
                     gates = self._sources("gate", gated, found.heads)
                     found.rows |= {name: rows for name, rows in gates.items() if rows != NOTHING}
                     self._find_numbers(found, [gated])
-            elif any(found is each for each in self.found[-2:]) and self._reads_elsewhere(found, x):
+            elif (
+                not found.unusable
+                and any(found is last for last in self.found[-2:])
+                and self._reads_elsewhere(found, x)
+            ):
                 found.unusable = (
                     f"its heads are read by {self.paths[cast('nn.Module', found.out)]} at some positions and by"
                     f" {self.paths[module]} at others, so that neither closes them"

@@ -160,14 +160,19 @@ def _shares_evenly(model: nn.Module, block: Block, keep: Sequence[int]) -> bool:
 
 def with_own_keys(model: Any, block: Block) -> Block:
     """Give each head of a layer keys and values of its own, copies of those that it shared, in place. Return the block
-    as it is then."""
+    as it is then. Raises `Unsupported` if their rows do not stand side by side."""
     H, G = block.heads, len(set(block.of_kv))
     made_by = list(block.made_by)
     for n in range(len(made_by)):
         if (source := made_by[n]).role in ROLES[1:]:
             path, parts = source.rows.path, source.rows.heads
             module, whole = model.get_submodule(path), sorted(row for part in parts for row in part)
-            start, every = whole[0], len(weight_of(model.get_submodule(path)))
+            start, every = whole[0], len(weight_of(module))
+            if whole != [*range(start, start + len(whole))]:
+                raise Unsupported(
+                    f"{path} makes the {source.role} of each group beside its queries, so single heads of a group"
+                    " cannot have keys and values of their own"
+                )
             copies = [row for part in source.of for row in parts[part]]
             rows = [*range(start), *copies, *(row for row in range(start, every) if row not in {*whole})]
             resize(module, rows=rows)

@@ -142,7 +142,12 @@ def understand(
     tried = Batches.extremes([*splits.values()])
     batch = tried.first(len(tried)).converted(weight.device, weight.dtype)
     check_buffers(model, lambda: run(model, batch.arguments()))
-    model, (found, names, not_seen, alone) = _all_blocks(model, blocks, batch, run, units)
+    model, (found, names, not_seen, alone) = _with_blocks(
+        model,
+        lambda model: _blocks(model, blocks, batch, run, units),
+        lambda model: run(model, batch[:1].arguments()),
+        always=blocks is not None,
+    )
     for name, split in splits.items():
         check_counted(loss, split, name)
         check_fits(model, {"loss": loss, "quality": quality}, split)
@@ -206,28 +211,26 @@ def with_window(found: Found, sink: int, recent: int) -> Found:
 
 
 Blocks = tuple[list[Block], list[BlockId], tuple[str, ...], Any]
+"""The blocks of a model, see `_blocks`."""
 
 
-def _all_blocks(
+def _with_blocks(
     model: nn.Module,
-    given: Sequence[AttentionBlock | Block] | None,
-    batch: Batches,
-    run: Callable[[nn.Module, Any], Any],
-    units: Collection[str],
+    find: Callable[[nn.Module], Blocks],
+    call: Callable[[nn.Module], object],
+    always: bool,
 ) -> tuple[nn.Module, Blocks]:
-    """Return a model with what `_blocks` returns for it: the model itself, or, if something is left out or blocks are
-    given, a copy in which maps are called whose weights are handed to functions."""
+    """Return a model with the blocks that `find` finds in it. If it leaves something out, or `always`, the model may be
+    a copy, in which maps are called whose weights are handed to functions."""
     try:
-        found = _blocks(model, given, batch, run, units)
-        if given is None and not found[2]:
-            return model, found
+        found = find(model)
     except Unsupported:
-        called = with_called_maps(model, lambda model: run(model, batch[:1].arguments()))
+        called = with_called_maps(model, call)
         if called is model:
             raise
-        return called, _blocks(called, given, batch, run, units)
-    called = with_called_maps(model, lambda model: run(model, batch[:1].arguments()))
-    return called, found if called is model else _blocks(called, given, batch, run, units)
+        return called, find(called)
+    called = with_called_maps(model, call) if always or found[2] else model
+    return called, found if called is model else find(called)
 
 
 def _blocks(
