@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from mhaprune.hooks.blocks import ROLES, Block, Rows
+from mhaprune.hooks.blocks import ROLES, Block, Rows, neighbours
 
 NOTHING = "made by no linear module"
 LORA = "adapted by LoRA; call merge_and_unload() on the model first"
@@ -127,8 +127,11 @@ def columns_of_heads(x: Tensor, leaf: Tensor, heads_last: bool) -> tuple[tuple[t
         (gradient,) = torch.autograd.grad(x[..., column].sum(), leaf, retain_graph=True)
         for h in gradient.abs().sum(other).nonzero().flatten().tolist():
             of_head[h].append(column)
-    widths = set(map(len, of_head))
-    return tuple(map(tuple, of_head)), len(widths) == 1 and min(widths) >= K
+    found, widths = tuple(map(tuple, of_head)), set(map(len, of_head))
+    side_by_side = neighbours(x.shape[-1], H)
+    if () in found and any(found) and all(each in ((), side) for each, side in zip(found, side_by_side, strict=True)):
+        return side_by_side, True  # heads whose gate is 0 now
+    return found, len(widths) == 1 and min(widths) >= K
 
 
 def probe(x: Tensor) -> Tensor:
@@ -138,11 +141,6 @@ def probe(x: Tensor) -> Tensor:
     black = torch.stack(torch.meshgrid(*places, indexing="ij")).sum(dim=0) % 2 == 0
     size = x.abs() + x.abs().mean().clamp(min=1e-3) * (0.5 + drawn(x))
     return torch.where(black, size, -size)
-
-
-def bright(x: Tensor) -> Tensor:
-    """Return the numbers of `probe` without their signs: a gate may be closed for all numbers below 0."""
-    return probe(x).abs()
 
 
 def drawn(x: Tensor) -> Tensor:

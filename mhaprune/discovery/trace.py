@@ -21,7 +21,6 @@ from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.discovery.hints import nothing_found, why_uncut
 from mhaprune.discovery.layouts import (
     NOTHING,
-    bright,
     columns_of_heads,
     handed_on,
     probe,
@@ -90,10 +89,9 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
     Attention is found if it calls `F.scaled_dot_product_attention` or the attention interface of transformers, if it is
     two matrix products with a softmax between them, or if it is a `MultiHeadAttention`.
     """
-    for seen, stored in ((Tensor.detach, None), (probe, probe), (probe, bright)):
-        trace = _traced(model, call, seen, stored)
-        if trace.whole:
-            break
+    trace = _traced(model, call)
+    if not trace.whole:
+        trace = _traced(model, call, probe)
     blocks: dict[str, Block] = {}
     second: dict[str, None] = {}
     noted = Cut.of(model) or Cut()
@@ -155,12 +153,10 @@ def _traced(
     model: nn.Module,
     call: Callable[[nn.Module], object],
     seen: Callable[[Tensor], Tensor] = Tensor.detach,
-    stored: Callable[[Tensor], Tensor] | None = None,
 ) -> "_Trace":
-    """Return what a call of the model shows. `seen` replaces the numbers of linear modules and heads, `stored` those of
-    small parameters."""
+    """Return what a call of the model shows. `seen` replaces the numbers of linear modules and heads."""
     for numbers in (True, False):
-        trace = _Trace(model, seen, stored)
+        trace = _Trace(model, seen)
         try:
             with torch.enable_grad(), at_rest(model), without_results(model), trace.watching(numbers):
                 call(model)
@@ -187,9 +183,7 @@ def as_named(block: Block, cut: Cut) -> Block:
 class _Trace:
     """A recorder of one call of the model: hooks, patches, and the attention calls that they found."""
 
-    def __init__(
-        self, model: nn.Module, seen: Callable[[Tensor], Tensor], stored: Callable[[Tensor], Tensor] | None
-    ) -> None:
+    def __init__(self, model: nn.Module, seen: Callable[[Tensor], Tensor]) -> None:
         self.model, self.seen = model, seen
         self.pruned = set((Cut.of(model) or Cut()).heads)
         """The paths of modules that have lost heads, and may have one that is left."""
@@ -205,7 +199,7 @@ class _Trace:
         self.read: dict[str, Tensor] = {}
         """The last input of each linear module, by its path."""
         self.inside = False
-        self.followed = Followed(stored)
+        self.followed = Followed(probe if seen is probe else None)
         self.given: dict[nn.Module, dict[int | str, Any]] = {}
         """The arguments of the last call of each module, by place or name."""
 

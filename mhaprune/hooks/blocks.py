@@ -123,7 +123,8 @@ class Block:
     """True if the layer itself multiplies the output of each head by a learned number, before W_O reads it. A removal
     may change this number, as it does after a softmax over the heads; W_O then makes up for it."""
     scaled: tuple[float, ...] = ()
-    """The numbers by which the last removal multiplied the columns of each unit in `out`, to make up for this."""
+    """The numbers by which the last removal multiplied the columns of each unit in `out`, to make up for this, in
+    float64."""
     batch_dim: int = 0
     """The dimension of examples in the input of `out`: 1 for a layer that puts positions before examples, 2 for one
     that puts rows and columns before them."""

@@ -9,6 +9,7 @@ Dimensions: H = heads of a block.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -26,12 +27,12 @@ Run = Callable[[nn.Module, Any], Any]
 """A function that calls a model with a batch in the form of the user."""
 
 
-def own_factors(subject: GatedModel, run: Run, sample: Batches) -> dict[str, Tensor]:
+def own_factors(subject: GatedModel, run: Run, sample: Batches, in_double: bool = False) -> dict[str, Tensor]:
     """Return the factors of the heads of each layer that has any, (H,) in float64, by the path of W_O; see
-    `Block.gated_by_layer`."""
+    `Block.gated_by_layer`. If `in_double`, code that asks for float32 computes in float64 too, as in a proof."""
     precise = subject.in_double()
     arguments = precise.placed(sample).arguments()
-    with AllInDouble():
+    with AllInDouble() if in_double else nullcontext():
         return factors_of_heads(precise.module, lambda model: run(model, arguments))
 
 
@@ -43,13 +44,14 @@ def with_factors_of(smaller: Model, larger: GatedModel, run: Run, sample: Batche
     lost = {block.out for block, whole in pairs if whole.gated_by_layer and 0 < block.heads < whole.heads}
     if not lost:
         return smaller
-    before, now, blocks = own_factors(larger, run, sample), own_factors(smaller, run, sample), []
+    of_both = [[own_factors(each, run, sample, double) for each in (larger, smaller)] for double in (False, True)]
+    blocks = []
     for block, whole in pairs:
         if block.out in lost:
             kept = [whole.names.index(name) for name in block.names]
-            change = (before[whole.out][kept] / now[block.out]).nan_to_num(1.0)
+            change, scaled = ((before[whole.out][kept] / now[block.out]).nan_to_num(1.0) for before, now in of_both)
             weight = weight_of(smaller.module.get_submodule(block.out))
             weight[:, block.order] *= change.repeat_interleave(block.head_dim).to(weight)
-            block = replace(block, scaled=tuple(change.tolist()))
+            block = replace(block, scaled=tuple(scaled.tolist()))
         blocks.append(block)
     return smaller.with_module(smaller.module, blocks)

@@ -55,6 +55,21 @@ class Hard(Gated):
         return self.head_weight.relu()
 
 
+class Largest(Gated):
+    """All but the two largest factors are 0, also when fewer heads are left."""
+
+    def gate(self) -> Tensor:
+        gate = self.head_weight.sigmoid()
+        return gate * (gate >= gate.flatten().topk(min(2, gate.numel())).values[-1])
+
+
+class InFloat32(Gated):
+    """Computed in float32, whatever the model computes in."""
+
+    def gate(self) -> Tensor:
+        return self.head_weight.float().softmax(1).to(self.head_weight.dtype)
+
+
 class Folded(Softmax):
     """The factors are repeated for each example, and multiply heads that are folded into the examples."""
 
@@ -171,7 +186,7 @@ class Rows(Net):
         return self.end(y.mean(1))
 
 
-KINDS = [Gated, Softmax, MeanOne, Sigmoid, Shares, Folded, Vector, Joined, Inside, Outer, OuterRaw]
+KINDS = [Gated, Softmax, MeanOne, Sigmoid, Shares, Folded, Vector, Joined, Inside, Outer, OuterRaw, InFloat32]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -193,11 +208,12 @@ def test_gates_that_the_model_hands_to_its_layers_are_cut_at_the_call(tmp_path: 
     check(HandedIn, tmp_path, net=Rows)
 
 
-def test_a_head_whose_gate_is_0_has_no_effect_and_goes() -> None:
-    model = made(Hard)
+@pytest.mark.parametrize("kind", [Hard, Largest])
+def test_a_head_whose_gate_is_0_has_no_effect_and_goes(kind: Any) -> None:
+    model: Any = made(kind)
     with torch.no_grad():
         for layer in model.layers:
-            layer.head_weight.copy_(torch.tensor([-1.0, 0.5, -2.0, 1.0]).view(1, -1, 1, 1))  # type: ignore[union-attr, operator]
+            layer.head_weight.copy_(torch.tensor([-1.0, 0.5, -2.0, 1.0]).view(1, -1, 1, 1))
     heads = wrapped(model)
     assert "4 without effect" in repr(heads)
     small: Any = heads.prune(mask={0: [0, 2], 1: [0, 2]})
