@@ -110,11 +110,12 @@ def blinded(model: nn.Module, heads: Heads, gone: Iterable[HeadId], width: int |
     for block, name in zip(heads.subject.blocks, heads.subject.names, strict=True):
         numbers = [head.head for head in gone if head.block == name]
         modules: dict[str, Any] = dict(model.named_modules())
-        out = modules.get(block.out) or modules[block.out.replace(".layer.out_proj", ".out_proj")]
-        K = width or out.weight.shape[1] // block.heads
-        columns = [column for h in numbers for column in range(h * K, (h + 1) * K)]
-        with torch.no_grad():  # also right where its weight is handed to a function
-            out.weight[:, columns] = 0
+        for path in block.outs:
+            out = modules.get(path) or modules[path.replace(".layer.out_proj", ".out_proj")]
+            K = width or out.weight.shape[1] // block.heads
+            columns = [column for h in numbers for column in range(h * K, (h + 1) * K)]
+            with torch.no_grad():  # also right where its weight is handed to a function
+                out.weight[:, columns] = 0
     return model
 
 

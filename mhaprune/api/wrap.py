@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -38,6 +38,7 @@ from mhaprune.losses import Judge
 from mhaprune.measure.accuracy import accuracy_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import shown, track
+from mhaprune.proofs.block_by_block import gross_difference
 from mhaprune.pruning.plans import removed_names
 from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.saving.folders import make_plain, tell
@@ -336,6 +337,10 @@ class Heads(ScoredHeads):
         recoveries = recoveries_of(refit, fine_tune)
         prove_removal(self._equivalence, mask)
         smaller = self.subject.without(mask, shared=not copy)
+        if copy and self.subject.prove != "none":  # the proof was made with shared weights
+            one = self.subject.placed(self.splits.proof[:1])
+            apart = partial(gross_difference, self.subject, smaller, one)
+            prove_removal(EquivalenceCheck(self.subject, one, apart), mask)
         with kept_random_state(self.subject.device):
             for recovery in recoveries:
                 smaller, _ = recovery(self._study, smaller, 0, None, lambda state: None)

@@ -29,13 +29,18 @@ def reached(number: Tensor, leaves: Leaves) -> list[tuple[nn.Module, Tensor, Ten
     return [(module, leaf, gradient) for (module, leaf), gradient in pairs if gradient is not None]
 
 
+def features_of(gradient: Tensor) -> list[int]:
+    """Return the features, which are the last dimension, for which a gradient is not 0 everywhere."""
+    found: list[int] = gradient.reshape(-1, gradient.shape[-1]).any(dim=0).nonzero().flatten().tolist()
+    return found
+
+
 def rows_read(part: Tensor, leaves: Leaves) -> dict[int, tuple[int, ...]]:
     """Return the rows of linear modules that a tensor depends on, by the number of the module among the leaves."""
     weights = drawn(part) + 0.5  # without them, parts could cancel
     numbers = {id(leaf): n for n, (_, leaf) in enumerate(leaves)}
     found = {
-        numbers[id(leaf)]: tuple(gradient.flatten(0, -2).abs().amax(0).nonzero().flatten().tolist())
-        for _, leaf, gradient in reached((part * weights).sum(), leaves)
+        numbers[id(leaf)]: tuple(features_of(gradient)) for _, leaf, gradient in reached((part * weights).sum(), leaves)
     }
     return {n: rows for n, rows in found.items() if rows}
 
@@ -55,8 +60,7 @@ def rows_of_heads(
     rows: dict[str, list[tuple[int, ...]]] = {}
     for h in range(heads.shape[1]) if made else ():
         for module, _, gradient in reached((heads[:, h] * weights[:, h]).sum(), [each[:2] for each in made]):
-            read = gradient.flatten(0, -2).abs().amax(0).nonzero().flatten().tolist()
-            rows.setdefault(paths[module], [()] * heads.shape[1])[h] = tuple(read)
+            rows.setdefault(paths[module], [()] * heads.shape[1])[h] = tuple(features_of(gradient))
     rows = {path: each for path, each in rows.items() if any(each)}
     if not rows:
         return NOTHING, True
@@ -141,6 +145,11 @@ def probe(x: Tensor) -> Tensor:
     black = torch.stack(torch.meshgrid(*places, indexing="ij")).sum(dim=0) % 2 == 0
     size = x.abs() + x.abs().mean().clamp(min=1e-3) * (0.5 + drawn(x))
     return torch.where(black, size, -size)
+
+
+def above(x: Tensor) -> Tensor:
+    """Return the same numbers without a sign, for a call with one position, where an activation may be flat below 0."""
+    return probe(x).abs()
 
 
 def drawn(x: Tensor) -> Tensor:

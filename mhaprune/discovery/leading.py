@@ -50,7 +50,7 @@ def leading(made: Sequence[Tensor], leaves: Leaves) -> Leading:
     several = [n for n, size in enumerate(sizes) if size > 1]
     if len(sizes) == 1 and several:  # where windows and heads may share the dimension
         return Leading(sizes, (0,))
-    if len(several) > 1:
+    if len(sizes) > 1:
         several = [n for n in several if any(_differ(x, n - len(sizes) - 2, leaves) for x in made)]
     return Leading(sizes, tuple(several) or (len(sizes) - 1,))
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.discovery.hints import why_uncut
-from mhaprune.discovery.layouts import probe
+from mhaprune.discovery.layouts import features_of, probe
 from mhaprune.discovery.trace import as_named
 from mhaprune.heads import BlockId
 from mhaprune.hooks.blocks import Block, Rows, Source, name_blocks, neighbours, weight_of
 from mhaprune.hooks.eval_mode import at_rest, without_results
-from mhaprune.hooks.pytree import is_linear
+from mhaprune.hooks.pytree import features_dim, is_linear
 from mhaprune.surgery.record import Cut
 
 LARGEST = 8
@@ -49,10 +49,11 @@ def find_neurons(
 
     def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         calls[path := paths[module]] += 1
+        x = inputs[0].movedim(features_dim(module), -1)
         picked.update([path] * _is_picked(inputs[0]))
         if path not in (*outs, *made) and "lora_" not in path:
             if not shared or shared[0][0] is not inputs[0]:  # several maps may read one tensor
-                shared[:] = [(inputs[0], _rows(inputs[0], leaves, outs))]
+                shared[:] = [(inputs[0], _rows(x, leaves, outs))]
             made[path] = shared[0][1]
             if made[path]:
                 between[path] = [nodes[node] for node in _before(inputs[0]) if node in nodes]
@@ -64,9 +65,9 @@ def find_neurons(
     def leave(module: nn.Module, inputs: Any, output: Any) -> Any:
         if not isinstance(output, Tensor):
             return output
-        leaf = probe(output.detach()).requires_grad_()
+        leaf = probe(output.detach().movedim(features_dim(module), -1)).requires_grad_()
         leaves.append((paths[module], leaf))
-        return leaf.clone()  # which the model may write to
+        return leaf.movedim(-1, features_dim(module)).clone()  # which the model may write to
 
     with torch.enable_grad(), at_rest(model), without_results(model), ExitStack() as stack:
         for module in model.modules():
@@ -168,7 +169,7 @@ def _read(x: Tensor, column: int, leaves: Sequence[tuple[str, Tensor]]) -> list[
     gradients = torch.autograd.grad(x[..., column].sum(), tensors, retain_graph=True, allow_unused=True)
     read = []
     for gradient in gradients:
-        features = [] if gradient is None else gradient.flatten(0, -2).any(dim=0).nonzero().flatten().tolist()
+        features = [] if gradient is None else features_of(gradient)
         added = bool(features) and bool((gradient[..., features] == 1).all())
         read.append(list(range(gradient.shape[-1])) if added else features)
     return read

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from mhaprune.discovery.layouts import drawn
 
+RUNNING = ("running_mean", "running_var")
+"""The buffers of a norm over the batch, which take no gradients; they go with its weight."""
 SMALL = 2**12
 """The largest size of a parameter that may hold a part for each head and be clamped."""
 
@@ -33,7 +35,7 @@ class Followed:
     def store(self, path: str, module: nn.Module, stack: ExitStack) -> None:
         """Follow the parameters and buffers of a module until the stack is closed."""
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            if not tensor.is_floating_point() or hasattr(module, "running_mean"):  # of a norm over the batch
+            if not tensor.is_floating_point() or name in RUNNING:
                 continue
             if isinstance(tensor, nn.Parameter) and self.seen and tensor.numel() <= SMALL:
                 stack.callback(setattr, module, name, tensor)
@@ -100,8 +102,10 @@ def learned_factor(
     if not tensors or all(gradient is None for gradient in grad(x.sum(), tensors)):
         return None, none
     (slope,) = grad(x.sum(), context, create_graph=True)
-    by_head = slope.movedim(heads_dim, 0).flatten(1)
+    by_place = slope.movedim(heads_dim, 0).flatten(1, 2)  # (H, B·T, K)
+    read = by_place.detach().any(dim=-1).any(dim=0)  # x may hold only some of the positions
+    by_head = (by_place[:, read] if read.any() else by_place).flatten(1)
     if not slope.requires_grad or not torch.equal(by_head, by_head[:, :1].expand_as(by_head)):
         return None, none
-    read = [gradient is not None for gradient in grad(by_head[:, 0].sum(), tensors)]
-    return (by_head[:, 0].detach() if any(read) else None), read
+    depends = [gradient is not None for gradient in grad(by_head[:, 0].sum(), tensors)]
+    return (by_head[:, 0].detach() if any(depends) else None), depends

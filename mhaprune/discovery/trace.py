@@ -8,6 +8,7 @@ models.
 Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value heads, K = head_dim, W = inputs of W_O.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.discovery.hints import nothing_found, why_uncut
 from mhaprune.discovery.layouts import (
     NOTHING,
+    above,
     columns_of_heads,
     handed_on,
     probe,
@@ -29,12 +31,12 @@ from mhaprune.discovery.layouts import (
     without_repeats,
 )
 from mhaprune.discovery.leading import folded, leading
-from mhaprune.discovery.per_head_tensors import Followed, dimensions_of_heads, learned_factor
+from mhaprune.discovery.per_head_tensors import RUNNING, Followed, dimensions_of_heads, learned_factor
 from mhaprune.hooks.attention_calls import Attend, AttentionCalls, attention_interface
 from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, block_of, neighbours, shared_words, within
 from mhaprune.hooks.eval_mode import at_rest, without_results
 from mhaprune.hooks.functional_linear import WeightsInUse
-from mhaprune.hooks.pytree import is_linear
+from mhaprune.hooks.pytree import features_dim, is_convolution, is_linear, same_tensor
 from mhaprune.hooks.softmaxes import Softmaxes, lengths_in
 from mhaprune.surgery.record import Cut
 
@@ -67,6 +69,8 @@ class _Found:
     """The heads' outputs as a leaf, (B, H, T, K), or (B, T, H, K) if `heads_last`."""
     heads_last: bool = False
     out: nn.Module | None = None
+    also: dict[nn.Module, None] = field(default_factory=dict)
+    """More maps that read the heads, see `Block.also`."""
     read: Tensor | None = None
     """The input of W_O."""
     columns: tuple[tuple[int, ...], ...] = ()
@@ -90,8 +94,10 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
     two matrix products with a softmax between them, or if it is a `MultiHeadAttention`.
     """
     trace = _traced(model, call)
-    if not trace.whole:
-        trace = _traced(model, call, probe)
+    for seen in () if trace.whole else (probe, above):
+        trace = _traced(model, call, seen)
+        if trace.whole:
+            break
     blocks: dict[str, Block] = {}
     second: dict[str, None] = {}
     noted = Cut.of(model) or Cut()
@@ -120,11 +126,17 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
             why_not=next(why_not, "") or why_uncut(model, [out, *(source.rows.path for source in made_by)]),
             cross=found.cross,
             gated_by_layer=found.factor is not None,
+            also=tuple(trace.paths[module] for module in found.also),
+            calls=1 + len(found.also),
         )
         if (again := blocks.get(path)) is None:
             blocks[path] = as_named(block, noted)
+        elif again.out == block.out and {*again.order.tolist()}.isdisjoint(block.order.tolist()):
+            blocks[path] = joined(again, block)
         elif again.out == block.out:  # of a shared layer, which is called again: the same heads
-            blocks[path] = replace(again, calls=again.calls + 1)
+            more = {"numbers": again.numbers + block.numbers, "inputs": again.inputs + block.inputs}
+            of_calls: Any = {name: tuple(dict.fromkeys(each)) for name, each in more.items()}
+            blocks[path] = replace(again, calls=again.calls + block.calls, **of_calls)
         else:  # another attention in the same module
             second[out] = None
     for path, reason in handed_on(blocks.values()).items():
@@ -140,13 +152,15 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
 
 def factors_of_heads(model: nn.Module, call: Callable[[nn.Module], object]) -> dict[str, Tensor]:
     """Return the factors by which layers multiply the outputs of their heads, (H,), by the path of W_O; see
-    `Block.gated_by_layer`."""
+    `Block.gated_by_layer`. They are NaN if they differ between calls of a layer."""
     trace = _traced(model, call)
-    return {
-        trace.paths[found.out]: found.factor
-        for found in trace.found
-        if found.out is not None and found.factor is not None
-    }
+    factors: dict[str, Tensor] = {}
+    for found in trace.found:
+        if found.out is not None and found.factor is not None:
+            first = factors.setdefault(trace.paths[found.out], found.factor)
+            if first.shape != found.factor.shape or not torch.allclose(first, found.factor):
+                factors[trace.paths[found.out]] = first * math.nan
+    return factors
 
 
 def _traced(
@@ -180,6 +194,17 @@ def as_named(block: Block, cut: Cut) -> Block:
     return replace(block, names=tuple(names))
 
 
+def joined(one: Block, other: Block) -> Block:
+    """Return the block of the heads of two calls of attention in one module, such as near and far ones, which one W_O
+    reads. They can only be gated."""
+    columns = tuple(sorted((*one.columns, *other.columns)))
+    if len({*map(len, columns)}) > 1:
+        raise Unsupported(f"{one.path or 'model'}: {one.out} reads heads of several widths")
+    why = "its heads are computed by several calls of attention"
+    facts: Any = {"columns": columns, "names": tuple(range(len(columns))), "made_by": (), "why_not": why}
+    return replace(one, numbers=(), inputs=(), gated_by_layer=False, **facts)
+
+
 class _Trace:
     """A recorder of one call of the model: hooks, patches, and the attention calls that they found."""
 
@@ -199,7 +224,7 @@ class _Trace:
         self.read: dict[str, Tensor] = {}
         """The last input of each linear module, by its path."""
         self.inside = False
-        self.followed = Followed(probe if seen is probe else None)
+        self.followed = Followed(None if seen is Tensor.detach else seen)
         self.given: dict[nn.Module, dict[int | str, Any]] = {}
         """The arguments of the last call of each module, by place or name."""
 
@@ -207,10 +232,11 @@ class _Trace:
     def watching(self, numbers: bool = True) -> Iterator[None]:
         with ExitStack() as stack:
             for path, module in self.model.named_modules():
-                if numbers and not is_linear(module):
+                makes = is_linear(module) or is_convolution(module)
+                if numbers and not makes:
                     self.followed.store(path, module, stack)
                 handles = [module.register_forward_pre_hook(self._enter, with_kwargs=True)]
-                if is_linear(module):
+                if makes:
                     handles.append(module.register_forward_hook(self._leaf))
                 handles.append(module.register_forward_hook(self._leave))
                 inner = any(within(path, other) for other in self.overlooked)
@@ -235,13 +261,11 @@ class _Trace:
         self.running.append(module)
         if torch.is_inference_mode_enabled():
             return None
-        if is_linear(module):
-            if inputs:
-                self.read[self.paths[module]] = inputs[0]
-                self._reads(module, inputs[0])
+        if is_linear(module) or is_convolution(module):
+            if inputs and isinstance(inputs[0], Tensor):
+                x = self.read[self.paths[module]] = inputs[0].movedim(features_dim(module), -1)
+                self._reads(module, x)
             return None
-        if isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == 1 and inputs:  # it mixes what it reads
-            self._reads(module, inputs[0])
         given = self.followed.given
         inputs, named = tuple(map(given, inputs)), {name: given(x) for name, x in named.items()}
         self.given[module] = dict(enumerate(inputs)) | named
@@ -253,9 +277,9 @@ class _Trace:
     def _leaf(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         if not isinstance(output, Tensor) or output.is_inference():  # a router, which returns more
             return output
-        leaf = self.seen(output.detach()).requires_grad_()
+        leaf = self.seen(output.detach().movedim(features_dim(module), -1)).requires_grad_()
         self.leaves = [*self.leaves[-REMEMBERED:], (module, leaf)]
-        return leaf.clone()  # what comes next may work in place
+        return leaf.movedim(-1, features_dim(module)).clone()  # what comes next may work in place
 
     def _of_weight(self, module: nn.Module, x: Tensor, output: Tensor) -> Tensor:
         self.read[self.paths[module]] = x
@@ -334,7 +358,7 @@ class _Trace:
     def _add(self, found: _Found) -> _Found:
         sources = [found.rows.get(name) for name in ("query", "key", "value")]
         made = [self.read.get(rows.path) for rows in sources if isinstance(rows, Rows)]
-        found.cross = len(made) == 3 and made[0] is not None and any(x is not made[0] for x in made)
+        found.cross = len(made) == 3 and not all(same_tensor(x, made[0]) for x in made[1:])
         self.found.append(found)
         return found
 
@@ -360,6 +384,9 @@ class _Trace:
                 where[name] = Rows(name, neighbours(x.shape[-1], H))
             elif dim is not None and (where is found.numbers or (where is found.inputs and x.shape[dim] == H)):
                 where.append((name, dim))
+                owner, _, last = name.rpartition(".") if where is found.numbers else ("", "", "")
+                more = [each for each in RUNNING if last == "weight" and hasattr(self.model.get_submodule(owner), each)]
+                where += [(f"{owner}.{each}", dim) for each in more]
 
     def _sources(self, name: str, heads: Tensor, H: int) -> dict[str, Rows | str]:
         """Return the rows of the linear modules that made these heads, (B, heads, T, K), or the reason why there are
@@ -391,7 +418,9 @@ class _Trace:
                 if self.running[-1] is not module:
                     found.unusable = "the weight of its W_O is handed to a function, the module must be called"
                 elif not is_linear(module):
-                    found.unusable = f"its W_O is a {type(module).__name__}, must be a linear module"
+                    found.unusable = (
+                        f"its W_O is a {type(module).__name__}, must be a linear module or a 1×1 convolution"
+                    )
                 elif x.numel() == context.numel() and torch.equal(x.detach().flatten(), context.detach().flatten()):
                     found.columns = neighbours(x.shape[-1], found.heads)
                 else:
@@ -408,13 +437,16 @@ class _Trace:
                     self._find_numbers(found, [gated])
             elif (
                 not found.unusable
+                and found.out is not module
                 and any(found is last for last in self.found[-2:])
                 and self._reads_elsewhere(found, x)
             ):
-                found.unusable = (
-                    f"its heads are read by {self.paths[cast('nn.Module', found.out)]} at some positions and by"
-                    f" {self.paths[module]} at others, so that neither closes them"
-                )
+                if columns_of_heads(x, cast("Tensor", found.context), found.heads_last)[0] != found.columns:
+                    found.unusable = (
+                        f"its heads are read by {self.paths[cast('nn.Module', found.out)]} at some positions and by"
+                        f" {self.paths[module]}, in another order, at others"
+                    )
+                found.also[module] = None
 
     @staticmethod
     def _reads_elsewhere(found: _Found, x: Any) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import BlockId, HeadGrid, HeadId
-from mhaprune.hooks.pytree import is_linear
+from mhaprune.hooks.pytree import is_convolution, is_linear
 
 ROLES = ("query", "key", "value")
 
@@ -114,7 +114,7 @@ class Block:
     """The number of input columns of `out`, from the first on, that belong to a silent unit: one that had to stay in a
     layer without units. These columns are zero, and stay zero in training."""
     calls: int = 1
-    """The number of times that one pass calls the module."""
+    """The number of times that one pass calls the module, or rather all maps that read its units."""
     call: int | None = None
     """The number of the call whose units these are; None for the units in all calls."""
     gate_at: str = ""
@@ -125,6 +125,9 @@ class Block:
     scaled: tuple[float, ...] = ()
     """The numbers by which the last removal multiplied the columns of each unit in `out`, to make up for this, in
     float64."""
+    also: tuple[str, ...] = ()
+    """The paths of more linear maps that read the units, by the same columns at other positions, as in joint attention
+    of two streams."""
     batch_dim: int = 0
     """The dimension of examples in the input of `out`: 1 for a layer that puts positions before examples, 2 for one
     that puts rows and columns before them."""
@@ -153,6 +156,16 @@ class Block:
     def gated(self) -> str:
         """The path of the module whose input is gated."""
         return self.gate_at or self.out
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The paths of all modules whose input is gated."""
+        return self.gated, *self.also
+
+    @property
+    def outs(self) -> tuple[str, ...]:
+        """The paths of all linear maps that read the units."""
+        return self.out, *self.also
 
     @property
     def owner(self) -> str:
@@ -296,9 +309,12 @@ def shared_words(path: str, other: str) -> int:
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """Return the weight of a linear module as (outputs, inputs). It shares the storage of the module."""
+    """Return the weight of a linear module as (outputs, inputs). It shares the storage of the module. The inputs of a
+    convolution are those at all places of its kernel."""
     weight = module.weight
     assert isinstance(weight, Tensor)
+    if is_convolution(module):
+        return weight.flatten(1)
     return weight if isinstance(module, nn.Linear) else weight.mT
 
 

@@ -16,6 +16,7 @@ from mhaprune.attention.layer import scaled
 from mhaprune.heads import BlockId
 from mhaprune.hooks.attention_calls import Window, attention_in_window
 from mhaprune.hooks.blocks import Block, Unsupported
+from mhaprune.hooks.pytree import features_dim
 
 Seen = Callable[[BlockId, Tensor], None]
 """A function that receives the input of an output projection, with the name of the block."""
@@ -45,13 +46,15 @@ def hooked(
     near = {name for name, gate in given if name in blocks and (gate.requires_grad or bool((gate != 1).any()))}
 
     def hook(name: BlockId, block: Block) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
+        features = features_dim(model.get_submodule(block.out))
+
         def before(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
             x, *own = inputs  # W_O of a layer of ours is also given the scale of its learned gates
             number = calls[name] % block.calls
             calls[name] += 1
             if block.call not in (None, number):
                 return None
-            x = x.transpose(0, block.batch_dim)
+            x = x.movedim(features, -1).transpose(0, block.batch_dim)
             if seen is not None:
                 seen(name, x)
             if gates is None or name not in gates:
@@ -70,9 +73,10 @@ def hooked(
             elif fallback is not None and name in fallback:
                 instead = side_by_side(here(fallback[name].to(x), -2), block, x, batch_size)
             else:
-                scale = scale.transpose(0, block.batch_dim) if scale.dim() > 1 else scale
+                scale = scale.expand(x.shape) if scale.dim() == 1 and features != -1 else scale
+                scale = scale.transpose(0, block.batch_dim).movedim(-1, features) if scale.dim() > 1 else scale
                 return scaled(inputs, scale)
-            return ((instead + scale * (x - instead)).transpose(0, block.batch_dim), *own)
+            return ((instead + scale * (x - instead)).transpose(0, block.batch_dim).movedim(-1, features), *own)
 
         return before
 
@@ -81,8 +85,9 @@ def hooked(
         if window is not None and near:
             outputs = stack.enter_context(attention_in_window(model, [blocks[name].path for name in near], window))
         for name, block in blocks.items() if gates is not None or seen is not None else ():
-            handle = model.get_submodule(block.gated).register_forward_pre_hook(hook(name, block))
-            stack.callback(handle.remove)
+            before = hook(name, block)
+            for path in block.readers:
+                stack.callback(model.get_submodule(path).register_forward_pre_hook(before).remove)
         yield calls
 
 

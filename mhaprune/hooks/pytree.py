@@ -8,13 +8,33 @@ from torch import Tensor, nn
 
 
 def is_linear(module: Any) -> bool:
-    """Return whether a module is linear: that of torch, or GPT-2's `Conv1D`, whose weight is transposed."""
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    """Return whether a module is one linear map at all positions: that of torch, GPT-2's `Conv1D`, whose weight is
+    transposed, or a 1×1 convolution."""
+    at_one_place = is_convolution(module) and {*module.kernel_size, *module.stride} == {1} and not any(module.padding)
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D" or at_one_place
+
+
+def is_convolution(module: Any) -> bool:
+    """Return whether a module is a convolution in which each output feature has weights of its own."""
+    kinds = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    return kinds and module.groups == 1 and not isinstance(module.padding, str)
+
+
+def features_dim(module: Any) -> int:
+    """Return the dimension of the features in what a linear module or a convolution reads, counted from the last, which
+    is -1."""
+    return -1 - len(module.kernel_size) if is_convolution(module) else -1
 
 
 def precise(values: Tensor) -> Tensor:
     """Return real numbers in float32 at least: in half precision, a difference of two losses is mostly rounding."""
     return values.float() if values.is_floating_point() and values.dtype.itemsize < 4 else values
+
+
+def same_tensor(one: Any, other: Any) -> bool:
+    """Return whether two values are tensors of one shape in one place of memory."""
+    alike = isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
+    return alike and one.data_ptr() == other.data_ptr()
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.hooks.eval_mode import at_rest
-from mhaprune.hooks.pytree import is_linear, tensors_in
+from mhaprune.hooks.pytree import features_dim, is_linear, tensors_in
 
 
 @dataclass
@@ -242,6 +242,7 @@ def _passing(model: nn.Module, each: Map, run: Callable[[], Any]) -> tuple[Tenso
     """Return the input of a map in a pass, and the residual stream that its reader reads."""
     found: dict[str, Tensor] = {}
     calls = iter(range(each.call))
+    features = features_dim(model.get_submodule(each.path))
 
     def of_map(module: nn.Module, read: tuple[Any, ...], output: Tensor) -> None:
         x, *scale = read  # our own W_O is told the learned gates
@@ -261,4 +262,4 @@ def _passing(model: nn.Module, each: Map, run: Callable[[], Any]) -> tuple[Tenso
             stack.callback(model.get_submodule(each.reader).register_forward_pre_hook(of_reader).remove)
         with suppress(_Enough):
             run()
-    return found["inputs"], found["stream"]
+    return found["inputs"].movedim(features, -1), found["stream"].movedim(features, -1)

@@ -108,14 +108,7 @@ class BlockProof:
                 ends = kind in classes
                 differences += [self._difference(smaller, gates_N, block, n, ends) for n in range(len(self.batches))]
                 classes.add(kind)
-        with torch.no_grad():
-            one = self.batches[0][:1]
-            masked = self.subject.outputs(one, gates_N)
-            with alone(smaller.module, self.subject.module):
-                removed = smaller.outputs(one)
-        if not float((masked - removed).abs().max()) <= rounding(masked):
-            return relative_difference(masked, removed)
-        return largest(differences)
+        return largest([*differences, gross_difference(self.subject, smaller, self.batches[0][:1], mask)])
 
     def _difference(self, smaller: GatedModel, gates_N: Tensor, block: Block, number: int, ends: bool) -> float:
         """Compare the smallest module that holds a block, on the batch with this number.
@@ -156,6 +149,7 @@ class BlockProof:
                 block,
                 path=block.path.removeprefix(place).removeprefix("."),
                 out=block.out.removeprefix(start),
+                also=tuple(path.removeprefix(start) for path in block.also),
                 gate_at=block.gate_at.removeprefix(start),
                 call=None,
             )
@@ -168,8 +162,8 @@ class BlockProof:
         gates = None if gates_N is None else subject.grid.split(gates_N)
         found: list[Tensor] = []
         with ExitStack() as stack:
-            for block in blocks.values():
-                hook = module.get_submodule(block.out).register_forward_hook(lambda m, x, output: found.append(output))
+            for path in (path for block in blocks.values() for path in block.outs):
+                hook = module.get_submodule(path).register_forward_hook(lambda m, x, output: found.append(output))
                 stack.callback(hook.remove)
             stack.enter_context(torch.no_grad())
             stack.enter_context(AllInDouble())
@@ -184,16 +178,27 @@ class BlockProof:
         for block, left in zip(self.subject.blocks, smaller.blocks, strict=True):
             if left.scaled and left.heads < block.heads and block.out.startswith(start):
                 columns = [column for head in left.names for column in block.columns[block.names.index(head)]]
-                whole = as_double(weight_of(self.subject.module.get_submodule(block.out)))[:, columns]
-                out = module.get_submodule(block.out.removeprefix(start))
-                scale = whole.new_tensor(left.scaled).repeat_interleave(left.head_dim)
-                weight_of(out).data[:, left.order] = whole * scale
+                for path in block.outs:
+                    whole = as_double(weight_of(self.subject.module.get_submodule(path)))[:, columns]
+                    scale = whole.new_tensor(left.scaled).repeat_interleave(left.head_dim)
+                    weight_of(module.get_submodule(path.removeprefix(start))).data[:, left.order] = whole * scale
             dense = self.subject.module.get_submodule(block.owner)
             if block.owner.startswith(start) and isinstance(dense, MultiHeadAttention) and dense.gate:
                 layer: Any = in_double(dense, of=self.subject.module)
                 layer.keep_heads([block.names.index(head) for head in left.names])
                 parent, _, name = block.owner.removeprefix(start).rpartition(".")
                 setattr(module.get_submodule(parent), name, layer)
+
+
+@torch.no_grad()
+def gross_difference(subject: GatedModel, smaller: GatedModel, batch: Any, mask: HeadMask) -> float:
+    """Return the `relative_difference` of the outputs of a model with the heads of a mask closed and without them, in
+    its own precision; 0 for one that may be rounding."""
+    masked = subject.outputs(batch, mask.gates(subject.device))
+    with alone(smaller.module, subject.module):
+        removed = smaller.outputs(batch)
+    alike = float((masked - removed).abs().max()) <= rounding(masked)
+    return 0.0 if alike else relative_difference(masked, removed)
 
 
 def rounding(outputs: Tensor) -> float:
@@ -209,5 +214,5 @@ def largest(differences: Sequence[float]) -> float:
 
 def _above(block: Block) -> list[str]:
     """Return the paths of the modules that hold a block and its W_O, the smallest first; "" is the model."""
-    shared = block.out.split(".")[: shared_words(block.path, block.out)]
+    shared = block.out.split(".")[: min(shared_words(block.path, out) for out in block.outs)]
     return [".".join(shared[:length]) for length in range(len(shared), -1, -1)]

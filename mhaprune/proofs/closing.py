@@ -15,7 +15,7 @@ from mhaprune.discovery.layouts import LORA
 from mhaprune.discovery.neurons import name_neurons
 from mhaprune.hooks.attention_calls import AttentionCalls
 from mhaprune.hooks.blocks import Block, Unsupported, within
-from mhaprune.hooks.pytree import mapped, tensors_in
+from mhaprune.hooks.pytree import mapped, same_tensor, tensors_in
 from mhaprune.measure.outcomes import all_open
 from mhaprune.subjects.gated_model import GatedModel
 
@@ -69,7 +69,7 @@ def _read_beside(subject: Any, batch: Any) -> tuple[bool, Any]:
             maps.update(x.grad_fn for x in tensors_in(output))
 
     with ExitStack() as stack:
-        for out in {block.out for block in subject.blocks}:
+        for out in {path for block in subject.blocks for path in block.outs}:
             module = subject.module.get_submodule(out)
             stack.callback(module.register_forward_hook(passed, with_kwargs=True).remove)
         leaves = stack.enter_context(_with_zeros(subject))
@@ -162,15 +162,10 @@ def _around(subject: GatedModel, batch: Any, outs: set[str]) -> dict[str, str]:
         subject.run_gated(batch)
     found = {}
     for out, paths in above.items():
-        same = [path for path in paths if _same(read.get(path), read.get(out))]
+        same = [path for path in paths if same_tensor(read.get(path), read.get(out))]
         if same:
             found[out] = max(same, key=paths.index)
     return found
-
-
-def _same(one: Any, other: Any) -> bool:
-    alike = isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
-    return alike and one.data_ptr() == other.data_ptr()
 
 
 def _why_not(block: Block, outer: dict[str, str]) -> str:

@@ -78,8 +78,8 @@ class Scores:
 
 
 NEEDS_GATES = (
-    "needs learned gates, so gate=softmax and a schedule that scores no pruned model; else leave it out, for example"
-    " with scorer=[ablation]"
+    "needs learned gates, one number per head for all inputs: gate=softmax and a schedule that scores no pruned model,"
+    " or a layer of yours that has them; else leave it out, for example with scorer=[ablation]"
 )
 
 

@@ -147,7 +147,7 @@ class GatedModel(ABC):
         """Run mask by mask. Everything before the first gate that is not 1 is replayed from a pass with all gates open,
         see `Replay`."""
         batch = self.placed(batch)
-        replay = Replay(self.module, [block.gated for block in self.blocks])
+        replay = Replay(self.module, [path for block in self.blocks for path in block.readers])
         rows = []
         with at_rest(self.module):
             with recorders(self.module) as record:
@@ -157,7 +157,8 @@ class GatedModel(ABC):
                 return joined([self.judge(dense, batch)], lambda values: torch.stack(values)[:0])
             for gates_N in track(gates, "masks"):
                 pieces = zip(self.blocks, gates_N.split(self.grid.sizes), strict=True)
-                with replay.until([block.gated for block, piece in pieces if bool((piece != 1).any())]):
+                closed = [block for block, piece in pieces if bool((piece != 1).any())]
+                with replay.until([path for block in closed for path in block.readers]):
                     rows.append(self.judge(self.run_gated(batch, gates_N, fallback), batch))
         return joined(rows, torch.stack)
 
@@ -217,6 +218,10 @@ class GatedModel(ABC):
     def output_weights(self) -> dict[BlockId, Tensor]:
         found = {}
         for name, block in self.by_name.items():
+            if block.also:
+                raise ValueError(
+                    f"needs one W_O for all positions, {block.path} has {', '.join(block.outs)}; leave it out"
+                )
             weight = weight_of(self.module.get_submodule(block.out))
             if block.gate_at:
                 with at_rest(self.module):

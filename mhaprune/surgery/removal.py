@@ -24,11 +24,11 @@ from mhaprune.hooks.blocks import (
     Source,
     Unsupported,
     block_of,
-    neighbours,
     shared_words,
     weight_of,
     within,
 )
+from mhaprune.hooks.pytree import is_convolution
 from mhaprune.surgery.copying import copied
 from mhaprune.surgery.handed_weights import ATTRIBUTES
 from mhaprune.surgery.record import Cut
@@ -100,20 +100,23 @@ def remove_heads(
         cut.shapes[path] = list(module.weight.shape)
         widths[path] = (width, width - len(rows))
     for block, keep in generic:
-        out: Any = model.get_submodule(block.out)
         stay = staying[block.out]
-        reading = {column for head in block.columns for column in head}
-        others = [column for column in range(weight_of(out).shape[1]) if column not in reading]
-        resize(out, columns=[column for h in stay for column in block.columns[h]] + others)
-        if stay and not keep:
-            weight_of(out).data[:, : len(block.columns[0])] = 0
-            cut.attributes[block.out] = {"silent_columns": len(block.columns[0])}
-        cut.shapes[block.out] = list(out.weight.shape)
+        gone = _columns_to_drop(block, stay)
+        for path in block.outs:
+            out: Any = model.get_submodule(path)
+            resize(out, columns=[column for column in range(weight_of(out).shape[1]) if column not in gone])
+            if stay and not keep:
+                if block.columns[0][0] - bisect_left(gone, block.columns[0][0]) > 0:
+                    raise Unsupported(f"{block.path}: must keep a head, because {path} reads others before its heads")
+                weight_of(out).data[:, : len(block.columns[0])] = 0
+                cut.attributes[path] = {"silent_columns": len(block.columns[0])}
+            cut.shapes[path] = list(out.weight.shape)
         attention: Any = model.get_submodule(block.path)
         for path, dim in () if _shares_its_bias(attention) else block.numbers:
             cut.shapes[path] = list(keep_numbers(model, path, stay, dim, block.heads).shape)
-            if block.kind == "neuron":
-                _set_sizes(model, path.rpartition(".")[0], {block.heads: len(stay)}, cut)
+            holder = path.rpartition(".")[0]
+            if block.kind == "neuron" or type(model.get_submodule(holder)).__module__.startswith("torch.nn"):  # a norm
+                _set_sizes(model, holder, _counted(block, stay)[0], cut)
         cut.heads[block.noted] = [block.names[h] for h in keep]
         cut.attributes[block.noted] = cut.attributes.get(block.noted, {}) | _attributes(attention, block, stay)
         for path, values in (_around(model, block, stay) | _in_einops(model, block, stay)).items():
@@ -134,7 +137,8 @@ def remove_heads(
 def held_weights(model: nn.Module, block: Block) -> Tensor:
     """Return how many weights a removal of each unit takes from the model, (H,), biases included. Weights that several
     units share, or that one unit uses in several calls, count in equal parts."""
-    held = torch.full((block.heads,), float(block.head_dim * len(weight_of(model.get_submodule(block.out)))))
+    per_column = sum(len(weight_of(model.get_submodule(path))) for path in block.outs)
+    held = torch.full((block.heads,), float(block.head_dim * per_column))
     for source in block.made_by:
         module = model.get_submodule(source.rows.path)
         per_row = weight_of(module).shape[1] + (module.bias is not None)
@@ -204,7 +208,8 @@ def with_own_keys(model: Any, block: Block) -> Block:
 def _holders(model: nn.Module, block: Block) -> dict[str, nn.Module]:
     """Return the modules from that of a block up to the one that holds its W_O too, by their paths."""
     words = block.path.split(".") if block.path else []
-    paths = [".".join(words[:n]) for n in range(len(words), shared_words(block.path, block.out) - 1, -1)]
+    shared = min(shared_words(block.path, out) for out in block.outs)
+    paths = [".".join(words[:n]) for n in range(len(words), shared - 1, -1)]
     return {path: model.get_submodule(path) for path in paths}
 
 
@@ -253,6 +258,8 @@ def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int
     if columns is not None:
         weight = weight.index_select(1, torch.tensor(columns, dtype=torch.long, device=weight.device))
     as_stored = weight if isinstance(module, nn.Linear) else weight.mT
+    if is_convolution(module):
+        as_stored = weight.unflatten(1, (-1, *module.kernel_size))
     store(module, as_stored.contiguous(), bias)
 
 
@@ -268,16 +275,23 @@ def _block_without(block: Block, keep: Sequence[int], stay: Sequence[int], dropp
     K = block.head_dim
     gone = {source.rows.path: sorted(dropped[source.rows.path]) for source in block.made_by}
 
+    columns = _columns_to_drop(block, stay)
+
     def place(path: str, row: int) -> int:
         return row - bisect_left(gone[path], row)
 
     return replace(
         block,
         names=tuple(block.names[h] for h in keep),
-        columns=neighbours(K * len(keep), len(keep)),
+        columns=tuple(tuple(c - bisect_left(columns, c) for c in block.columns[h]) for h in keep),
         made_by=tuple(source.without(keep, stay, partial(place, source.rows.path)) for source in block.made_by),
         silent=K * (len(stay) - len(keep)),
     )
+
+
+def _columns_to_drop(block: Block, stay: Sequence[int]) -> list[int]:
+    """Return the columns of W_O that read removed heads, in order."""
+    return sorted(column for h in range(block.heads) if h not in {*stay} for column in block.columns[h])
 
 
 def _rows_to_drop(blocks: Sequence[tuple[Block, Sequence[int]]]) -> dict[str, set[int]]:
@@ -292,7 +306,7 @@ def _rows_to_drop(blocks: Sequence[tuple[Block, Sequence[int]]]) -> dict[str, se
 
 
 def _set_sizes(model: nn.Module, path: str, now: Mapping[int, int], cut: Cut) -> None:
-    """Note the new sizes of a module between W_1 and W_2, such as the groups of a convolution by channel."""
+    """Note the new sizes of a module with a part for each unit, such as the groups of a convolution by channel."""
     sizes = {name: value for name, value in vars(model.get_submodule(path)).items() if type(value) is int}
     cut.attributes[path] = {name: now[value] for name, value in sizes.items() if value in now}
 

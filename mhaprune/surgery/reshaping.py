@@ -50,7 +50,7 @@ def give_shapes(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Map
             heads = next(filter(None, kept), range(shape[dim]))
             keep_numbers(model, path, heads, dim, module.shape[dim] * len(heads) // shape[dim])
             continue
-        outputs = shape[0] if isinstance(module, nn.Linear) else shape[1]
+        outputs = shape[1] if type(module).__name__ == "Conv1D" else shape[0]
         bias = None if module.bias is None else module.bias.new_empty(outputs)
         store(module, module.weight.new_empty(tuple(shape)), bias)
     tie(model, tied)
@@ -121,7 +121,9 @@ class Forward:
 
 def forward_without_silent(module: Any, inner: Any, x: Tensor) -> Any:
     """Call W_O of a layer without heads. It reads zeros from the silent head, so no training can wake it."""
-    return inner(nn.functional.pad(x[..., module.silent_columns :], (module.silent_columns, 0)))
+    features = 1 - module.weight.dim()  # after examples in a convolution, else the last
+    awake = x.movedim(features, -1)[..., module.silent_columns :]
+    return inner(nn.functional.pad(awake, (module.silent_columns, 0)).movedim(-1, features))
 
 
 def attend_unevenly(model: Any, path: str) -> None:
@@ -223,9 +225,9 @@ class Sizes(TorchFunctionMode):
         if func in VIEWS and len(args) > 1 and not isinstance(args[1], torch.dtype):
             sizes = args[1] if isinstance(args[1], tuple | list) else args[1:]
             args = (args[0], self._viewed(args[0].shape, sizes))
-        elif func in UNFLATTENS and len(args) > 2 and args[1] in (-1, args[0].dim() - 1):
+        elif func in UNFLATTENS and len(args) > 2:
             x, dim, sizes = args
-            args = (x, dim, self._viewed(x.shape, [*x.shape[:-1], *sizes])[x.dim() - 1 :])
+            args = (x, dim, self._viewed([1, x.shape[dim]], [1, *sizes])[1:])
         elif func in SPLITS and len(args) > 1:
             x, size, *dim = args
             if (dim[0] if dim else (kwargs or {}).get("dim", 0)) in (-1, x.dim() - 1):  # not along positions
@@ -292,7 +294,8 @@ def store(module: Any, weight: Tensor, bias: Tensor | None) -> None:
     if bias is not None:
         module.bias = nn.Parameter(bias, requires_grad=module.bias.requires_grad)
     names = ("out_features", "in_features") if isinstance(module, nn.Linear) else ("nx", "nf")
-    for name, size in zip(names, weight.shape, strict=True):
+    names = ("out_channels", "in_channels") if weight.dim() > 2 else names
+    for name, size in zip(names, weight.shape, strict=False):
         setattr(module, name, size)
 
 

@@ -33,6 +33,7 @@ from mhaprune.surgery.streaming import for_streaming
 from mhaprune.surgery.torch_attention import converted
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME, UNITS
 from mhaprune.wrapping.checks import check_buffers, check_call, check_conversion, check_weights
+from mhaprune.wrapping.own_gates import with_constant_gates
 from mhaprune.wrapping.wrapped_model import WrappedModel
 
 KEPT = 2**26
@@ -152,6 +153,8 @@ def understand(
         check_counted(loss, split, name)
         check_fits(model, {"loss": loss, "quality": quality}, split)
     subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run, prove=prove, sample=batch[:1])
+    samples = [each[n : n + 1] for each in splits.values() for n in (0, len(each) - 1)]
+    subject = with_constant_gates(subject, run, [batch[:1], *samples])
     subject, shared, last = closed_whole(subject, batch[-1:])
     if len(shared) == len(subject.blocks):
         raise Unsupported(no_neurons(model, units))

@@ -255,7 +255,8 @@ class Pool(nn.Module):
 class Convolved(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Conv1d(D, D, 1) for _ in range(4))
+        self.q, self.k, self.v = (nn.Conv1d(D, D, 1) for _ in range(3))
+        self.o = nn.Conv1d(D, D, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (each(x.mT).unflatten(1, (H, K)).mT for each in (self.q, self.k, self.v))

@@ -265,3 +265,89 @@ def test_training_goes_on_with_the_gates_that_are_left() -> None:
     small: Any = wrapped(made(Softmax)).prune(mask=GONE)
     small(torch.ones(1, 3, dtype=torch.long)).sum().backward()
     assert small.layers[0].head_weight.grad.abs().sum() > 0
+
+
+class TiedOut(Net):
+    """W_O of both layers is one weight."""
+
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__(layer)
+        first, second = self.layers
+        second.W_o.weight = first.W_o.weight  # type: ignore[union-attr]
+
+
+def test_one_w_o_of_two_layers_makes_up_for_both_factors_or_for_none() -> None:
+    gone = {0: [1], 1: [1]}
+    model: Any = made(Softmax, TiedOut).double()
+    with pytest.raises(ValueError, match=r"layers.0.W_o and layers.1.W_o: are one weight, but their factors change"):
+        wrapped(model).prune(mask=gone)
+    with torch.no_grad():
+        model.layers[1].head_weight.copy_(model.layers[0].head_weight)
+    heads = wrapped(model)
+    for copy in (True, False):
+        small: Any = heads.without(gone, copy=copy).model
+        assert apart(small, closed(model, ["layers.0.W_o", "layers.1.W_o"], {0: [1]})) < 1e-9
+    assert small.layers[0].W_o.weight.shape == (WIDTH, WIDTH - WIDTH // HEADS)
+
+
+class AboveMean(Gated):
+    """With one head left, the factor is 0."""
+
+    def gate(self) -> Tensor:
+        return self.head_weight - self.head_weight.mean()
+
+
+def test_what_w_o_cannot_make_up_for_is_refused() -> None:
+    heads = wrapped(made(AboveMean))
+    heads.prune(mask=GONE)
+    with pytest.raises(ValueError, match="layers.0: its own factor of a head is 0 when other heads are gone"):
+        heads.prune(mask={0: [0, 1, 2]})
+
+
+class ByLength(Gated):
+    """The factor depends on the number of positions."""
+
+    def through(self, x: Tensor) -> Tensor:
+        return x * (self.head_weight / x.shape[2]).sigmoid()
+
+
+class Twice(Net):
+    """One layer is called twice, with other factors."""
+
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__(layer)
+        self.layers[1] = self.layers[0]
+        self.gates = nn.Parameter(torch.linspace(-1, 2, 2 * HEADS).view(2, HEADS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.embed(x)
+        for n in range(2):
+            y = y + self.layers[n](y, self.gates[n])
+        return self.end(y.mean(1))
+
+
+class HandedRaw(HandedIn):
+    @staticmethod
+    def factors(row: Any) -> Tensor:
+        return row.view(1, -1, 1, 1)
+
+
+class FromALinear(Gated):
+    """The factors are the output of a linear module without positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made_by = nn.Linear(1, HEADS)
+
+    def gate(self) -> Tensor:
+        return self.made_by(torch.ones(1, dtype=self.made_by.weight.dtype)).view(1, -1, 1, 1)
+
+
+@pytest.mark.parametrize(("kind", "net"), [(ByLength, Net), (HandedRaw, Twice), (FromALinear, Net)])
+def test_factors_that_change_between_inputs_or_calls_are_no_gates(kind: Any, net: Any) -> None:
+    model = made(kind, net).double()
+    heads = wrapped(model)
+    with pytest.raises(ValueError, match="needs learned gates, one number per head for all inputs"):
+        heads.score("gate")
+    with heads.closed({0: [1, 3]}) as gated:
+        assert apart(gated, closed(model, ["layers.0.W_o"], {0: [1, 3]})) < 1e-9

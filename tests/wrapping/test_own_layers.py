@@ -1,5 +1,6 @@
 """Attention as others write it: by any product, in any order of dimensions, with sizes named in any way."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import mhaprune
 from mhaprune.surgery.handed_weights import with_called_maps
 from mhaprune_literature.attention import Confidence
 from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, batches, call, check, closed, made, wrapped
@@ -242,9 +244,70 @@ class InALayer(Layer):
         return self.W_o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
+class ByChannel(Layer):
+    """1×1 convolutions over (B, C, T)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Conv1d(WIDTH, WIDTH, 1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x.mT).unflatten(1, (self.num_heads, -1)).mT for f in (self.W_q, self.W_k, self.W_v))
+        return self.W_o(F.scaled_dot_product_attention(q, k, v).mT.flatten(1, 2)).mT
+
+
+class ByNumbers(ByChannel):
+    """The same with plain numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x.mT).unflatten(1, (4, 4)).mT for f in (self.W_q, self.W_k, self.W_v))
+        return self.W_o(F.scaled_dot_product_attention(q, k, v).mT.reshape(len(x), 16, -1)).mT
+
+
+class OfImages(Layer):
+    """Maps (B, C, T, 1), a norm over the batch after the queries, and a wide convolution that makes keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.W_k, self.W_v
+        self.W_q, self.W_o = nn.Conv2d(WIDTH, WIDTH, 1, bias=False), nn.Conv2d(WIDTH, WIDTH, 1)
+        self.norm, self.kv = nn.BatchNorm2d(WIDTH), nn.Conv2d(WIDTH, 2 * WIDTH, (2, 1), stride=(2, 1))
+        self.norm.running_mean, self.norm.running_var = torch.randn(WIDTH), torch.rand(WIDTH) + 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.mT[..., None]
+        made = (self.norm(self.W_q(y)), *self.kv(y).chunk(2, dim=1))
+        q, k, v = (each.flatten(2).unflatten(1, (self.num_heads, -1)).mT for each in made)
+        said = torch.matmul((q @ k.mT).softmax(-1), v)
+        return self.W_o(said.mT.flatten(1, 2)[..., None])[..., 0].mT
+
+
+class NormedByHead(Layer):
+    """A norm of each head's output, by its groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(HEADS, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        said = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.W_o(self.norm(said.mT).mT)
+
+
+class InPieces(Layer):
+    """W_O is called for a few positions at a time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        said = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return torch.cat([self.W_o(piece) for piece in said.split(3, dim=1)], dim=1)
+
+
 KINDS: list[Callable[[], nn.Module]] = [
     *(ByEinsum, KeysFirst, HeadsFirst, Dotted, Layer, Transposed, OverQueries, Windows, HeadsBeforeWindows),
     *(Unflattened, ByFunction, Causal, Packed, Handed, InScores, InALayer),
+    *(ByChannel, ByNumbers, OfImages, NormedByHead, InPieces),
 ]
 
 
@@ -432,17 +495,118 @@ class Joint(nn.Module):
         self.num_heads, self.qkv, self.add_qkv = HEADS, nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
         self.W_o, self.to_add_out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
+    def through(self, said: Tensor) -> Tensor:
+        """Change the outputs of the heads, (B, H, T, K)."""
+        return said
+
     def forward(self, x: Tensor) -> Tensor:
         few, many = x[:, :2], x[:, 2:]
         both = torch.cat([self.add_qkv(few), self.qkv(many)], dim=1)
         q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in both.chunk(3, -1))
-        said = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        said = self.through(F.scaled_dot_product_attention(q, k, v)).transpose(1, 2).flatten(2)
         return torch.cat([self.to_add_out(said[:, :2]), self.W_o(said[:, 2:])], dim=1)
 
 
-def test_heads_that_two_maps_read_at_different_positions_are_refused_and_others_are_not() -> None:
-    with pytest.raises(ValueError, match=r"layers.0 \(Joint\): its heads are read by .*add_out .* and by .*W_o"):
-        wrapped(made(Joint))
-    kinds = iter([Joint(), Layer()])
-    heads = wrapped(made(lambda: next(kinds)))
-    assert repr(heads) == "4 heads in 1 block, all with an effect, all removable; not seen: layers.0"
+class JointGated(Joint):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.Parameter(torch.linspace(-1, 2, HEADS))
+
+    def through(self, said: Tensor) -> Tensor:
+        return said * self.gates.softmax(0)[:, None, None]
+
+
+def of_both(model: nn.Module, gone: dict[int, list[int]]) -> nn.Module:
+    first = closed(model, [f"layers.{n}.W_o" for n in range(2)], gone)
+    return closed(first, [f"layers.{n}.to_add_out" for n in range(2)], gone)
+
+
+@pytest.mark.parametrize("kind", [Joint, JointGated])
+def test_heads_that_two_maps_read_at_different_positions_are_closed_and_cut_in_both(kind: Any, tmp_path: Path) -> None:
+    model = made(kind).double()
+    heads = wrapped(model)
+    assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
+    with heads.closed(GONE) as gated:
+        assert apart(gated, of_both(model, GONE)) < 1e-9
+    for gone in (GONE, {0: [0, 1, 2, 3], 1: [2]}):
+        small: Any = heads.prune(mask=gone)
+        assert apart(small, of_both(model, gone)) < 1e-9
+        mhaprune.save(small, tmp_path)
+        assert apart(mhaprune.load(tmp_path, model=made(kind, seed=5).double()), small) == 0
+    assert small.layers[1].to_add_out.in_features == small.layers[1].W_o.in_features == WIDTH - K
+    shut, effects = batches(), heads.score("ablation").sort_index()["score"].tolist()
+    for n, score in enumerate(effects):
+        one = of_both(model, {n // HEADS: [n % HEADS]})
+        with torch.no_grad():
+            losses = [
+                torch.cat([F.cross_entropy(call(of, each), each["labels"], reduction="none") for each in shut]).mean()
+                for of in (one, model)
+            ]
+        assert abs(float(losses[0] - losses[1]) - score) < 1e-6
+
+
+def test_scores_by_the_weights_of_one_w_o_are_refused_for_joint_attention() -> None:
+    heads = wrapped(made(Joint))
+    with pytest.raises(ValueError, match=r"needs one W_O for all positions, layers.0 has .*to_add_out, .*W_o; leave"):
+        heads.score("magnitude")
+    held = heads.subject.held_weights().tolist()
+    assert held[0] == 2 * WIDTH * K + 2 * 3 * K * (WIDTH + 1)
+
+
+def test_a_refit_of_joint_attention_is_better_than_none() -> None:
+    check_refit(Joint)
+
+
+class Turned(Layer):
+    """The width of a head stands before the heads, so that W_O reads the heads in turns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (-1, self.num_heads)).permute(0, 3, 1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        return self.W_o(F.scaled_dot_product_attention(q, k, v).permute(0, 2, 3, 1).flatten(2))
+
+
+def test_columns_of_heads_may_stand_in_turns() -> None:
+    model: Any = made(Turned).double()
+    shut: Any = copy.deepcopy(model)
+    with torch.no_grad():
+        for n, heads in {0: [1, 3], 1: [0, 1, 2, 3]}.items():
+            for h in heads:
+                shut.layers[n].W_o.weight[:, h::HEADS] = 0
+    assert apart(wrapped(model).prune(mask={0: [1, 3], 1: [0, 1, 2, 3]}), shut) < 1e-9
+
+
+class NearAndFar(Layer):
+    """Two calls of attention, and one W_O for both."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        far = F.scaled_dot_product_attention(q[:, :2], k[:, :2], v[:, :2])
+        near = F.scaled_dot_product_attention(q[:, 2:], k[:, 2:], v[:, 2:], is_causal=True)
+        return self.W_o(torch.cat([far, near], 1).transpose(1, 2).flatten(2))
+
+
+def test_heads_of_two_calls_that_one_map_reads_are_all_gated() -> None:
+    model = made(NearAndFar).double()
+    heads, outs = wrapped(model), ["layers.0.W_o", "layers.1.W_o"]
+    assert "8 heads in 2 blocks" in repr(heads)
+    assert "none removable: layers.0: its heads are computed by several calls of attention" in repr(heads)
+    with heads.closed(GONE) as gated:
+        assert apart(gated, closed(model, outs)) < 1e-9
+    with pytest.raises(ValueError, match="needs attention weights"):
+        heads.score(Confidence())
+
+
+def test_a_refit_of_a_convolution_is_better_than_none() -> None:
+    check_refit(OfImages)
+
+
+def check_refit(kind: Any) -> None:
+    model = made(kind)
+    heads = wrapped(model)
+    plain, fitted = (heads.prune(mask=GONE, refit=refit) for refit in (False, True))
+
+    def error(small: nn.Module) -> float:
+        with torch.no_grad():
+            return sum(float((call(small, batch) - call(model, batch)).square().sum()) for batch in batches())
+
+    assert error(fitted) < error(plain)
