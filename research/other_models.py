@@ -371,7 +371,17 @@ def gps(name: str) -> nn.Module:
     pyg = import_module("torch_geometric.nn")
     edges = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7]])
     layer = pyg.GPSConv(D, pyg.GCNConv(D, D), heads=H) if name == "GPSConv" else pyg.TransformerConv(D, D // H, heads=H)
-    return Called(layer, lambda layer, x: torch.stack([layer(each, edges) for each in x]))
+    if name != "GPSConv":
+        return Called(layer, lambda layer, x: torch.stack([layer(each, edges) for each in x]))
+
+    def in_one_graph(layer: nn.Module, x: Tensor) -> Tensor:
+        """Call the layer as a loader of the package does: the graphs of a batch one after the other."""
+        graph = torch.arange(len(x))
+        moved = (edges[:, None] + graph[None, :, None] * x.shape[1]).flatten(1)
+        said: Tensor = layer(x.flatten(0, 1), moved, batch=graph.repeat_interleave(x.shape[1]))
+        return said.view_as(x)
+
+    return Called(layer, in_one_graph)
 
 
 OTHERS: dict[str, Other] = {
@@ -455,7 +465,8 @@ OTHERS: dict[str, Other] = {
     "vit-pytorch levit": vit(
         "levit:LeViT",
         0,
-        image_size=32,
+        size=64,
+        image_size=64,
         num_classes=5,
         stages=2,
         dim=(16, 32),
@@ -578,7 +589,7 @@ OTHERS: dict[str, Other] = {
         lambda: of("monai.networks.nets:SwinUNETR")(
             3, 2, feature_size=12, depths=(1, 1, 1, 1), num_heads=(2, 2, 2, 2), spatial_dims=2
         ),
-        pictures,
+        lambda: pictures(64),
     ),
     "conformer": Other(
         "conformer", 8, lambda: Two(lambda: of("conformer:ConformerBlock")(dim=D, dim_head=8, heads=H)), vectors

@@ -94,8 +94,11 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
     two matrix products with a softmax between them, or if it is a `MultiHeadAttention`.
     """
     trace = _traced(model, call)
+    weights = trace.unexplained
+    if weights:  # perhaps by weights of linear modules that are not called
+        trace = _traced(model, call, weights=True)
     for seen in () if trace.whole else (probe, above):
-        trace = _traced(model, call, seen)
+        trace = _traced(model, call, seen, weights)
         if trace.whole:
             break
     blocks: dict[str, Block] = {}
@@ -167,10 +170,12 @@ def _traced(
     model: nn.Module,
     call: Callable[[nn.Module], object],
     seen: Callable[[Tensor], Tensor] = Tensor.detach,
+    weights: bool = False,
 ) -> "_Trace":
-    """Return what a call of the model shows. `seen` replaces the numbers of linear modules and heads."""
+    """Return what a call of the model shows. `seen` replaces the numbers of linear modules and heads. If `weights`, the
+    weights of linear modules are followed too."""
     for numbers in (True, False):
-        trace = _Trace(model, seen)
+        trace = _Trace(model, seen, weights)
         try:
             with torch.enable_grad(), at_rest(model), without_results(model), trace.watching(numbers):
                 call(model)
@@ -208,12 +213,14 @@ def joined(one: Block, other: Block) -> Block:
 class _Trace:
     """A recorder of one call of the model: hooks, patches, and the attention calls that they found."""
 
-    def __init__(self, model: nn.Module, seen: Callable[[Tensor], Tensor]) -> None:
-        self.model, self.seen = model, seen
+    def __init__(self, model: nn.Module, seen: Callable[[Tensor], Tensor], weights: bool) -> None:
+        self.model, self.seen, self.weights = model, seen, weights
         self.pruned = set((Cut.of(model) or Cut()).heads)
         """The paths of modules that have lost heads, and may have one that is left."""
         self.whole = True
         """False if gradients show fewer rows or columns of some heads than of others."""
+        self.unexplained = False
+        """True if queries, keys or values are made in another way than by linear modules alone."""
         self.overlooked: dict[str, str] = {}
         """The paths of modules that attend in another way, each with the reason why it is not usable, or no text."""
         self.softmaxes = Softmaxes(self._where)
@@ -233,7 +240,7 @@ class _Trace:
         with ExitStack() as stack:
             for path, module in self.model.named_modules():
                 makes = is_linear(module) or is_convolution(module)
-                if numbers and not makes:
+                if numbers and (self.weights or not makes):
                     self.followed.store(path, module, stack)
                 handles = [module.register_forward_pre_hook(self._enter, with_kwargs=True)]
                 if makes:
@@ -309,8 +316,11 @@ class _Trace:
             return attend(query, key, value)
         several = query.dim() == 3 and (len(query) > 1 or path in self.pruned)  # one example: so these are heads
         if query.dim() < 3 or (query.dim() == 3 and not several):
-            self.overlooked[path] = ""
-            return attend(query, key, value)
+            if query.dim() < 3 or not all(reached(x.sum(), self.leaves) for x in made):
+                self.overlooked[path] = ""
+                return attend(query, key, value)
+            one = self._of_heads(lambda *each: attend(*(x[0] for x in each))[None], *(x[None] for x in made))
+            return one[0]
         if query.dim() == 4 and len(query) == 1:
             return self._of_heads(attend, *made)
         shared = folded(made, self.leaves) if query.dim() == 3 else None
@@ -342,6 +352,13 @@ class _Trace:
         H, G = query.shape[1], key.shape[1]
         of_kv = getattr(module, "kept_of_kv", None) or [h * G // H for h in range(H)]
         rows = self._sources("query", query, H) | self._sources("key", key, H) | self._sources("value", value, H)
+        numbers: dict[str, int] = {}
+        for name, made_of in zip(ROLES, (query, key, value), strict=True):
+            if isinstance(rows.get(name), str) and made_of.shape[1] == H:
+                self.unexplained = True
+                if own := self._by_weights(made_of):
+                    numbers |= own
+                    del rows[name]
         once = [name for name in rows if isinstance(made := rows[name], Rows) and len(made.heads) == 1 < G]
         if once == ["key", "value"]:
             of_kv = [0] * H
@@ -350,10 +367,20 @@ class _Trace:
             rows[name] = replace(made, heads=((),) * G) if name == "key" else f"made once for all heads by {made.path}"
         if G == H and (repeated := without_repeats(rows)):
             of_kv = repeated
-        found = _Found(module, H, tuple(of_kv), rows)
+        found = _Found(module, H, tuple(of_kv), rows, numbers=[*numbers.items()])
         if not torch.is_grad_enabled():
             found.unusable = NO_GRAD
         return self._add(found)
+
+    def _by_weights(self, heads: Tensor) -> dict[str, int]:
+        """Return the tensors of the model, by their path, that make these heads, (B, H, T, K), with the dimension of
+        the heads: as where code multiplies with a parameter of its own."""
+        made = [each for each in self.followed.stored.items() if each[1].dim() > 1 and heads.requires_grad]
+        tensors = [tensor for _, tensor in made]
+        read = torch.autograd.grad(heads.sum(), tensors, retain_graph=True, allow_unused=True) if made else ()
+        made = [each for each, gradient in zip(made, read, strict=True) if gradient is not None]
+        dims, _ = dimensions_of_heads([heads], [tensor for _, tensor in made])
+        return {name: dim for (name, _), dim in zip(made, dims, strict=True) if dim is not None}
 
     def _add(self, found: _Found) -> _Found:
         sources = [found.rows.get(name) for name in ("query", "key", "value")]

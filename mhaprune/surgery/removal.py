@@ -28,7 +28,7 @@ from mhaprune.hooks.blocks import (
     weight_of,
     within,
 )
-from mhaprune.hooks.pytree import is_convolution
+from mhaprune.hooks.pytree import is_convolution, is_linear
 from mhaprune.surgery.copying import copied
 from mhaprune.surgery.handed_weights import ATTRIBUTES
 from mhaprune.surgery.record import Cut
@@ -115,7 +115,8 @@ def remove_heads(
         for path, dim in () if _shares_its_bias(attention) else block.numbers:
             cut.shapes[path] = list(keep_numbers(model, path, stay, dim, block.heads).shape)
             holder = path.rpartition(".")[0]
-            if block.kind == "neuron" or type(model.get_submodule(holder)).__module__.startswith("torch.nn"):  # a norm
+            of_torch = type(model.get_submodule(holder)).__module__.startswith("torch.nn")
+            if block.kind == "neuron" or (of_torch and not is_linear(model.get_submodule(holder))):  # such as a norm
                 _set_sizes(model, holder, _counted(block, stay)[0], cut)
         cut.heads[block.noted] = [block.names[h] for h in keep]
         cut.attributes[block.noted] = cut.attributes.get(block.noted, {}) | _attributes(attention, block, stay)

@@ -185,7 +185,10 @@ def keep_numbers(model: Any, path: str, kept: Sequence[int], dim: int, heads: in
     left = tensor.detach().index_select(dim, places[list(kept)].flatten())
     if isinstance(tensor, nn.Parameter):
         left = nn.Parameter(left, tensor.requires_grad)
-    setattr(model.get_submodule(owner), name, left)
+    holder = model.get_submodule(owner)
+    setattr(holder, name, left)
+    if isinstance(holder, nn.Linear):
+        holder.out_features, holder.in_features = holder.weight.shape
     return left
 
 
@@ -213,7 +216,7 @@ class Sizes(TorchFunctionMode):
     """A mode of torch in which code that names the sizes of all heads gets those of the kept ones.
 
     `now` holds the present number of heads, and the present widths, by the ones that the code names. Translated are
-    views that split a width into heads or join heads to a width, and splits of a width.
+    views that split a width into heads or join heads to a width, splits of a width, and expansions.
     """
 
     def __init__(self, now: Mapping[int, int]) -> None:
@@ -228,6 +231,10 @@ class Sizes(TorchFunctionMode):
         elif func in UNFLATTENS and len(args) > 2:
             x, dim, sizes = args
             args = (x, dim, self._viewed([1, x.shape[dim]], [1, *sizes])[1:])
+        elif func is Tensor.expand and len(args) > 1:
+            sizes = args[1] if isinstance(args[1], tuple | list) else args[1:]
+            have = [1] * (len(sizes) - args[0].dim()) + [*args[0].shape]
+            args = (args[0], [now if self.now.get(n) == now else n for n, now in zip(sizes, have, strict=True)])
         elif func in SPLITS and len(args) > 1:
             x, size, *dim = args
             if (dim[0] if dim else (kwargs or {}).get("dim", 0)) in (-1, x.dim() - 1):  # not along positions

@@ -282,7 +282,7 @@ def one_head_fused() -> nn.Module:
 
 
 UNUSUAL = {
-    **dict.fromkeys((BySums, WithSink, Linear, OneHead, one_head_fused, Pool), "weighs positions in another"),
+    **dict.fromkeys((BySums, WithSink, Linear, Pool), "weighs positions in another"),
     Normed: "its heads are mixed before",
     Convolved: "its W_O is a Conv1d, must be a linear module",
     by_jit: "is made by torch.jit, which shows nothing",
@@ -297,6 +297,18 @@ def test_attention_of_another_form_is_named_beside_others_and_refused_alone(kind
     with pytest.raises(ValueError, match=f"layers.0.*{why}") as refused:
         wrapped(kind)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [OneHead, one_head_fused])
+def test_attention_without_a_dimension_of_heads_is_one_head(kind: Any) -> None:
+    heads = wrapped(Attention, kind)
+    assert repr(heads) == "5 heads in 2 blocks, all with an effect, all removable"
+    small: Any = heads.prune(mask={0: [1], 1: [0]})
+    shut: Any = copy.deepcopy(heads.subject.module)
+    with torch.no_grad():
+        shut.layers[0].o.weight[:, K : 2 * K] = 0
+        shut.layers[1].o.weight.zero_()
+        assert (small(X) - shut(X)).abs().max() < 1e-6
 
 
 @pytest.mark.filterwarnings("ignore:.*requires_grad")
@@ -324,7 +336,7 @@ def test_a_softmax_over_experts_or_classes_is_no_attention() -> None:
 
 
 class Pooling(Attention):
-    """Attention of a query that no linear module makes."""
+    """Attention of a learned query."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -340,9 +352,25 @@ class Pooling(Attention):
         return out
 
 
+class NormedQuery(Attention):
+    """Attention whose queries are normed over all heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D))  # type: ignore[assignment]
+
+
 def test_only_the_block_that_cannot_be_cut_says_why_not() -> None:
-    heads = wrapped(Attention, Pooling, Attention)
-    assert [block.why_not for block in heads.subject.blocks] == ["", "its query is made by no linear module", ""]
+    heads = wrapped(Attention, NormedQuery, Attention)
+    why = "its query is mixed from the heads of layers.1.q.0 (a norm?)"
+    assert [block.why_not for block in heads.subject.blocks] == ["", why, ""]
+
+
+def test_a_learned_query_is_cut_with_its_heads() -> None:
+    heads = wrapped(Attention, Pooling)
+    assert repr(heads).endswith("all removable")
+    small = pruned(heads, {1: [0, 2]})
+    assert small.layers[1].query.shape == (1, D // 2)
 
 
 def test_blocks_whose_paths_differ_in_two_numbers_have_names_of_their_own() -> None:

@@ -161,6 +161,15 @@ class Causal(ByFunction):
         return {"attn_mask": torch.ones(T, T, dtype=torch.bool).triu(1)}
 
 
+class Concatenated(ByFunction):
+    """The weights of three modules, side by side."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, joint = x.transpose(0, 1), torch.cat([self.W_q.weight, self.W_k.weight, self.W_v.weight])
+        more: Any = (joint, None, None, None, False, 0.0, self.W_o.weight, self.W_o.bias, False)
+        return F.multi_head_attention_forward(y, y, y, WIDTH, HEADS, *more)[0].transpose(0, 1)
+
+
 class Packed(Layer):
     """One module makes queries, keys and values, and the function is handed its weight."""
 
@@ -295,6 +304,46 @@ class NormedByHead(Layer):
         return self.W_o(self.norm(said.mT).mT)
 
 
+class Parameters(Layer):
+    """Parameters of all heads, (H, D, K), without a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.W_q, self.W_k, self.W_v, self.num_heads
+        self.Q, self.K, self.V = (nn.Parameter(torch.randn(HEADS, WIDTH, K)) for _ in range(3))
+        self.bias = nn.Parameter(torch.randn(HEADS, K))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("btd,hdk->bhtk", x, each) for each in (self.Q, self.K, self.V))
+        return self.W_o(F.scaled_dot_product_attention(q + self.bias[:, None], k, v).transpose(1, 2).flatten(2))
+
+
+class Matrices(Layer):
+    """Parameters (D, H·K), and a key and a value of every head's own before those of the positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.W_q, self.W_k, self.W_v
+        self.Q, self.K, self.V = (nn.Parameter(torch.randn(WIDTH, WIDTH)) for _ in range(3))
+        self.first = nn.Parameter(torch.randn(2, HEADS, 1, K))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = ((x @ each).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in (self.Q, self.K, self.V))
+        k, v = (
+            torch.cat([one.expand(len(x), -1, -1, -1), y], dim=2) for one, y in zip(self.first, (k, v), strict=True)
+        )
+        return self.W_o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class WeightOnly(Layer):
+    """The weight of a linear module that is not called is joined by einsum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_v))
+        k = torch.einsum("hkd,btd->bhtk", self.W_k.weight.view(self.num_heads, -1, WIDTH), x)
+        return self.W_o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
 class InPieces(Layer):
     """W_O is called for a few positions at a time."""
 
@@ -306,8 +355,8 @@ class InPieces(Layer):
 
 KINDS: list[Callable[[], nn.Module]] = [
     *(ByEinsum, KeysFirst, HeadsFirst, Dotted, Layer, Transposed, OverQueries, Windows, HeadsBeforeWindows),
-    *(Unflattened, ByFunction, Causal, Packed, Handed, InScores, InALayer),
-    *(ByChannel, ByNumbers, OfImages, NormedByHead, InPieces),
+    *(Unflattened, ByFunction, Causal, Concatenated, Packed, Handed, InScores, InALayer),
+    *(ByChannel, ByNumbers, OfImages, NormedByHead, InPieces, Parameters, Matrices, WeightOnly),
 ]
 
 
@@ -450,21 +499,6 @@ def test_what_is_no_attention_is_refused_in_one_line(net: type[Net], why: str) -
     with pytest.raises(ValueError, match=why) as refused:
         wrapped(made(Layer, net)).score("taylor")
     assert "\n" not in str(refused.value)
-
-
-def test_weights_that_are_not_those_of_a_module_are_gated_only() -> None:
-    class Joined(ByFunction):
-        def forward(self, x: Tensor) -> Tensor:
-            y, joint = x.transpose(0, 1), torch.cat([self.W_q.weight, self.W_k.weight, self.W_v.weight])
-            more: Any = (joint, None, None, None, False, 0.0, self.W_o.weight, self.W_o.bias, False)
-            return F.multi_head_attention_forward(y, y, y, WIDTH, HEADS, *more)[0].transpose(0, 1)
-
-    model = made(Joined)
-    heads = wrapped(model)
-    assert "8 heads in 2 blocks" in repr(heads)
-    assert "none removable" in repr(heads)
-    with heads.closed(GONE) as gated:
-        assert apart(gated, closed(model, ["layers.0.W_o", "layers.1.W_o"])) < 1e-6
 
 
 class Masked(ByFunction):

@@ -332,22 +332,21 @@ def test_one_layer_that_cannot_be_cut_leaves_the_others() -> None:
     class Pooled(Net):
         def __init__(self) -> None:
             super().__init__()
-            self.query = nn.Parameter(torch.randn(1, 4, 1, 4))
-            self.key, self.value, self.pool = (nn.Linear(16, 16) for _ in range(3))
+            self.query, self.key, self.value, self.pool = (nn.Linear(16, 16) for _ in range(4))
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.embedding(x)
             for layer in self.layers:
                 x = x + layer(x)
-            key, value = (f(x).unflatten(-1, (4, 4)).transpose(1, 2) for f in (self.key, self.value))
-            said = F.scaled_dot_product_attention(self.query.expand(len(x), -1, -1, -1), key, value)
+            made = (F.layer_norm(self.query(x.mean(1, keepdim=True)), (16,)), self.key(x), self.value(x))
+            said = F.scaled_dot_product_attention(*(each.unflatten(-1, (4, 4)).transpose(1, 2) for each in made))
             return self.output(self.pool(said.transpose(1, 2).flatten(1)))
 
     heads = wrapped(Pooled())
-    assert "8 removable (attention.0 is not: its query is made by no linear module" in repr(heads)
+    assert "8 removable (attention.0 is not: its query is mixed from the heads of query (a norm?)" in repr(heads)
     pruned(heads, {"layers.0": [1]}, texts()[0][0])
     assert {head.site for head in heads.mask(keep=5, by="gate_output").removed} == {"layers"}
-    with pytest.raises(ValueError, match="can be gated, not removed: its query is made by no linear module"):
+    with pytest.raises(ValueError, match="can be gated, not removed: its query is mixed from the heads of query"):
         heads.prune(mask={"attention.0": [0]})
     with pytest.raises(ValueError, match=r"budgets=8|must stay"):
         heads.prune(keep=2, by="gate_output")
