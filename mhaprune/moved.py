@@ -17,7 +17,7 @@ FILES = {
     "hooks": """wrapping.tensors=pytree wrapping.at_rest=eval_mode wrapping.interception=attention_calls
         wrapping.blocks wrapping.gating wrapping.replay wrapping.weights_in_use=functional_linear wrapping.windows
         wrapping.softmaxes""",
-    "discovery": """wrapping.discovery=trace wrapping.layouts wrapping.numbers=per_head_tensors wrapping.neurons
+    "discovery": """wrapping.discovery=attention wrapping.layouts wrapping.numbers=per_head_tensors wrapping.neurons
         wrapping.hints""",
     "surgery": """wrapping.removal wrapping.cuts=record wrapping.reshaping wrapping.streaming
         wrapping.torch_nn=torch_attention""",

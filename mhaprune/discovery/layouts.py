@@ -86,17 +86,23 @@ def rows_of_heads(
     return [Rows(path, tuple(each)) for path, each in own.items()], whole
 
 
-def handed_on(blocks: Collection[Block]) -> dict[str, str]:
-    """Return the paths of blocks whose heads are made also by rows that make the heads of another block, as values that
-    a layer adds to those of the next; each with the reason why they cannot be removed."""
+def handed_on(blocks: Mapping[str, Block], scored_by: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """Return the paths of blocks whose heads are made also by rows that make the heads of another block, as values or
+    scores that a layer adds to those of the next; each with the reason why they cannot be removed. `scored_by` holds
+    the linear modules that the scores of a block are made by."""
     users: dict[str, dict[str, Block]] = {}
-    for block in blocks:
+    for block in blocks.values():
         for source in block.made_by:
             users.setdefault(source.rows.path, {})[block.path] = block
     found: dict[str, str] = {}
     for path, of in users.items():
         if len(of) > 1 and any(source.role == "" for block in of.values() for source in block.made_by):
             found |= dict.fromkeys(of, f"{path} makes heads of {' and of '.join(of)}, which could only go together")
+    for path, before in ((path, before) for path in blocks for before in blocks if before != path):
+        own, theirs = ({source.rows.path for source in blocks[each].made_by if source.role} for each in (path, before))
+        if added := (theirs - own).intersection(scored_by[path]):
+            reason = f"{min(added)} makes scores of {before} and of {path}, whose heads could only go together"
+            found |= dict.fromkeys((before, path), reason)
     return found
 
 

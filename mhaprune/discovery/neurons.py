@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhaprune.discovery.attention import as_named
 from mhaprune.discovery.hints import why_uncut
 from mhaprune.discovery.layouts import features_of, probe
-from mhaprune.discovery.trace import as_named
 from mhaprune.heads import BlockId
 from mhaprune.hooks.blocks import Block, Rows, Source, name_blocks, neighbours, weight_of
 from mhaprune.hooks.eval_mode import at_rest, without_results

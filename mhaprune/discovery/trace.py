@@ -8,7 +8,6 @@ models.
 Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value heads, K = head_dim, W = inputs of W_O.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,13 +18,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.discovery.hints import nothing_found, why_uncut
 from mhaprune.discovery.layouts import (
     NOTHING,
-    above,
     columns_of_heads,
-    handed_on,
-    probe,
     reached,
     rows_of_heads,
     without_repeats,
@@ -33,7 +28,7 @@ from mhaprune.discovery.layouts import (
 from mhaprune.discovery.leading import folded, leading
 from mhaprune.discovery.per_head_tensors import RUNNING, Followed, dimensions_of_heads, learned_factor
 from mhaprune.hooks.attention_calls import Attend, AttentionCalls, attention_interface
-from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, block_of, neighbours, shared_words, within
+from mhaprune.hooks.blocks import ROLES, Rows, Unsupported, block_of, neighbours, shared_words, within
 from mhaprune.hooks.eval_mode import at_rest, without_results
 from mhaprune.hooks.functional_linear import WeightsInUse
 from mhaprune.hooks.pytree import features_dim, is_convolution, is_linear, same_tensor
@@ -56,7 +51,7 @@ is searched among them."""
 
 
 @dataclass
-class _Found:
+class Found:
     """Facts about one attention call that discovery has seen."""
 
     module: nn.Module
@@ -74,6 +69,8 @@ class _Found:
     read: Tensor | None = None
     """The input of W_O."""
     columns: tuple[tuple[int, ...], ...] = ()
+    scored_by: set[str] = field(default_factory=set)
+    """The paths of the linear modules that its attention weights, or what is added to its scores, are made by."""
     cross: bool = False
     numbers: list[tuple[str, int]] = field(default_factory=list)
     """See `Block.numbers`."""
@@ -86,96 +83,16 @@ class _Found:
     """The reason why its heads cannot be gated one by one; empty if they can."""
 
 
-def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[list[Block], list[str]]:
-    """Return the blocks in the order in which `call` runs them, and the paths of modules that attend in a way in which
-    no heads are found. Raises `Unsupported`, naming module and reason, if there is no block.
-
-    Attention is found if it calls `F.scaled_dot_product_attention` or the attention interface of transformers, if it is
-    two matrix products with a softmax between them, or if it is a `MultiHeadAttention`.
-    """
-    trace = _traced(model, call)
-    weights = trace.unexplained
-    if weights:  # perhaps by weights of linear modules that are not called
-        trace = _traced(model, call, weights=True)
-    for seen in () if trace.whole else (probe, above):
-        trace = _traced(model, call, seen, weights)
-        if trace.whole:
-            break
-    blocks: dict[str, Block] = {}
-    second: dict[str, None] = {}
-    noted = Cut.of(model) or Cut()
-    for found in trace.found:
-        path = trace.paths[found.module]
-        if found.out is None or found.unusable:
-            trace.overlooked.setdefault(path, found.unusable)
-            continue
-        sources = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
-        names = [*(role for role in ROLES if role in sources), *sorted({*sources} - {*ROLES})]
-        heads = tuple(range(found.heads))
-        made_by = tuple(
-            Source(sources[name], found.of_kv if name in ROLES[1:] else heads, name if name in ROLES else "")
-            for name in names
-        )
-        why_not = (f"its {'factor' if n == 'gate' else n} is {r}" for n, r in found.rows.items() if isinstance(r, str))
-        out = trace.paths[found.out]
-        block = Block(
-            path,
-            out,
-            found.columns,
-            made_by,
-            names=heads,
-            numbers=tuple(found.numbers),
-            inputs=tuple(found.inputs),
-            why_not=next(why_not, "") or why_uncut(model, [out, *(source.rows.path for source in made_by)]),
-            cross=found.cross,
-            gated_by_layer=found.factor is not None,
-            also=tuple(trace.paths[module] for module in found.also),
-            calls=1 + len(found.also),
-        )
-        if (again := blocks.get(path)) is None:
-            blocks[path] = as_named(block, noted)
-        elif again.out == block.out and {*again.order.tolist()}.isdisjoint(block.order.tolist()):
-            blocks[path] = joined(again, block)
-        elif again.out == block.out:  # of a shared layer, which is called again: the same heads
-            more = {"numbers": again.numbers + block.numbers, "inputs": again.inputs + block.inputs}
-            of_calls: Any = {name: tuple(dict.fromkeys(each)) for name, each in more.items()}
-            blocks[path] = replace(again, calls=again.calls + block.calls, **of_calls)
-        else:  # another attention in the same module
-            second[out] = None
-    for path, reason in handed_on(blocks.values()).items():
-        blocks[path] = replace(blocks[path], why_not=blocks[path].why_not or reason)
-    overlooked = {path: why for path, why in trace.overlooked.items() if not any(within(path, each) for each in blocks)}
-    if not blocks:
-        unusable = ((path, why) for path, why in overlooked.items() if why)
-        for path, why in unusable:
-            raise Unsupported(f"{path or 'model'} ({type(model.get_submodule(path)).__name__}): {why}")
-        raise Unsupported(nothing_found(model, trace.read, overlooked))
-    return list(blocks.values()), [*(path or type(model).__name__ for path in overlooked), *second]
-
-
-def factors_of_heads(model: nn.Module, call: Callable[[nn.Module], object]) -> dict[str, Tensor]:
-    """Return the factors by which layers multiply the outputs of their heads, (H,), by the path of W_O; see
-    `Block.gated_by_layer`. They are NaN if they differ between calls of a layer."""
-    trace = _traced(model, call)
-    factors: dict[str, Tensor] = {}
-    for found in trace.found:
-        if found.out is not None and found.factor is not None:
-            first = factors.setdefault(trace.paths[found.out], found.factor)
-            if first.shape != found.factor.shape or not torch.allclose(first, found.factor):
-                factors[trace.paths[found.out]] = first * math.nan
-    return factors
-
-
-def _traced(
+def traced(
     model: nn.Module,
     call: Callable[[nn.Module], object],
     seen: Callable[[Tensor], Tensor] = Tensor.detach,
     weights: bool = False,
-) -> "_Trace":
+) -> "Trace":
     """Return what a call of the model shows. `seen` replaces the numbers of linear modules and heads. If `weights`, the
     weights of linear modules are followed too."""
     for numbers in (True, False):
-        trace = _Trace(model, seen, weights)
+        trace = Trace(model, seen, weights)
         try:
             with torch.enable_grad(), at_rest(model), without_results(model), trace.watching(numbers):
                 call(model)
@@ -188,29 +105,7 @@ def _traced(
     return trace
 
 
-def as_named(block: Block, cut: Cut) -> Block:
-    """Return the block with the names that its heads had before an earlier removal. A silent head does not count."""
-    names = cut.heads.get(block.noted)
-    if names is None or not block.heads:
-        return block
-    if not names:
-        made_by = tuple(replace(source, of=()) for source in block.made_by)
-        return replace(block, columns=(), made_by=made_by, names=(), silent=len(block.columns[0]))
-    return replace(block, names=tuple(names))
-
-
-def joined(one: Block, other: Block) -> Block:
-    """Return the block of the heads of two calls of attention in one module, such as near and far ones, which one W_O
-    reads. They can only be gated."""
-    columns = tuple(sorted((*one.columns, *other.columns)))
-    if len({*map(len, columns)}) > 1:
-        raise Unsupported(f"{one.path or 'model'}: {one.out} reads heads of several widths")
-    why = "its heads are computed by several calls of attention"
-    facts: Any = {"columns": columns, "names": tuple(range(len(columns))), "made_by": (), "why_not": why}
-    return replace(one, numbers=(), inputs=(), gated_by_layer=False, **facts)
-
-
-class _Trace:
+class Trace:
     """A recorder of one call of the model: hooks, patches, and the attention calls that they found."""
 
     def __init__(self, model: nn.Module, seen: Callable[[Tensor], Tensor], weights: bool) -> None:
@@ -227,7 +122,7 @@ class _Trace:
         self.paths = {module: path for path, module in model.named_modules()}
         self.running: list[nn.Module] = []
         self.leaves: list[tuple[nn.Module, Tensor]] = []
-        self.found: list[_Found] = []
+        self.found: list[Found] = []
         self.read: dict[str, Tensor] = {}
         """The last input of each linear module, by its path."""
         self.inside = False
@@ -310,6 +205,15 @@ class _Trace:
             return attend(query, key, value)
         if "weights" in options:
             self.softmaxes.known(options["weights"])
+        first = len(self.found)
+        said = self._found_by(attend, query, key, value)
+        if isinstance(scores := options.get("weights", options.get("attn_mask")), Tensor) and scores.requires_grad:
+            for found in self.found[first:]:
+                found.scored_by = {self.paths[module] for module, *_ in reached(scores.sum(), self.leaves)}
+        return said
+
+    def _found_by(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Note attention with queries, keys and values of any leading dimensions."""
         made, path = (query, key, value), self.paths[self.running[-1]]
         if torch.is_inference_mode_enabled():
             self.overlooked[path] = INFERENCE
@@ -330,7 +234,7 @@ class _Trace:
                 return attend(*(x.flatten(0, 1) for x in each)).unflatten(0, shared)
 
             query, key, value = (x.unflatten(0, shared) for x in made)
-            return self._of_call(joined, query, key, value, {}).flatten(0, 1)
+            return self._found_by(joined, query, key, value).flatten(0, 1)
         lead = leading(made, self.leaves)
         if query.dim() == 4 and lead.heads == (1,):
             return self._of_heads(attend, *made)
@@ -348,7 +252,7 @@ class _Trace:
         found.context = self.seen(out.detach()).requires_grad_()  # (B, H, T, K)
         return found.context.clone()
 
-    def _begin(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> _Found:
+    def _begin(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Found:
         H, G = query.shape[1], key.shape[1]
         of_kv = getattr(module, "kept_of_kv", None) or [h * G // H for h in range(H)]
         rows = self._sources("query", query, H) | self._sources("key", key, H) | self._sources("value", value, H)
@@ -367,7 +271,7 @@ class _Trace:
             rows[name] = replace(made, heads=((),) * G) if name == "key" else f"made once for all heads by {made.path}"
         if G == H and (repeated := without_repeats(rows)):
             of_kv = repeated
-        found = _Found(module, H, tuple(of_kv), rows, numbers=[*numbers.items()])
+        found = Found(module, H, tuple(of_kv), rows, numbers=[*numbers.items()])
         if not torch.is_grad_enabled():
             found.unusable = NO_GRAD
         return self._add(found)
@@ -382,14 +286,14 @@ class _Trace:
         dims, _ = dimensions_of_heads([heads], [tensor for _, tensor in made])
         return {name: dim for (name, _), dim in zip(made, dims, strict=True) if dim is not None}
 
-    def _add(self, found: _Found) -> _Found:
+    def _add(self, found: Found) -> Found:
         sources = [found.rows.get(name) for name in ("query", "key", "value")]
         made = [self.read.get(rows.path) for rows in sources if isinstance(rows, Rows)]
         found.cross = len(made) == 3 and not all(same_tensor(x, made[0]) for x in made[1:])
         self.found.append(found)
         return found
 
-    def _find_numbers(self, found: _Found, computed: Sequence[Tensor]) -> None:
+    def _find_numbers(self, found: Found, computed: Sequence[Tensor]) -> None:
         """Record the tensors that hold a part for each head: parameters and buffers of the module, outputs of linear
         modules in it, and its arguments."""
         H, path, given = found.heads, self.paths[found.module], self.given.get(found.module, {})
@@ -476,7 +380,7 @@ class _Trace:
                 found.also[module] = None
 
     @staticmethod
-    def _reads_elsewhere(found: _Found, x: Any) -> bool:
+    def _reads_elsewhere(found: Found, x: Any) -> bool:
         """Return whether the input of another linear module than W_O comes from the heads, but from other positions, as
         in joint attention of two streams."""
         if found.read is None or found.context is None or not isinstance(x, Tensor) or not x.requires_grad:
@@ -488,7 +392,7 @@ class _Trace:
         (reached,) = torch.autograd.grad(x.sum(), found.context, retain_graph=True, allow_unused=True)
         return reached is not None
 
-    def _find_factor(self, found: _Found, x: Tensor) -> None:
+    def _find_factor(self, found: Found, x: Tensor) -> None:
         """Find the factor by which the layer itself multiplies each head, see `learned_factor`.
 
         A tensor with one number for each head is cut with the heads, also if each factor depends on all of its numbers,
@@ -525,4 +429,4 @@ class _Trace:
         self.found = [found for found in self.found if found.module not in inside or found.out is not None]
         block = block_of(layer, self.paths[layer])
         rows: Any = {source.role: source.rows for source in block.made_by}
-        self._add(_Found(caller, block.heads, block.of_kv, rows, out=out, columns=block.columns, unusable=""))
+        self._add(Found(caller, block.heads, block.of_kv, rows, out=out, columns=block.columns, unusable=""))

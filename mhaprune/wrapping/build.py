@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.data import Splits
+from mhaprune.discovery.attention import discover
 from mhaprune.discovery.hints import check_attention, unseen
 from mhaprune.discovery.neurons import find_neurons, name_neurons
-from mhaprune.discovery.trace import discover
 from mhaprune.heads import BlockId, HeadGrid, HeadMask
 from mhaprune.hooks.blocks import AttentionBlock, Block, Unsupported, name_blocks
 from mhaprune.hooks.eval_mode import at_rest

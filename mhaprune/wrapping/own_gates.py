@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mhaprune.discovery.trace import factors_of_heads
+from mhaprune.discovery.attention import factors_of_heads
 from mhaprune.hooks.blocks import Unsupported, weight_of
 from mhaprune.proofs.block_by_block import AllInDouble
 from mhaprune.subjects.batches import Batches

@@ -1,6 +1,7 @@
 """Attention as others write it: by any product, in any order of dimensions, with sizes named in any way."""
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -589,6 +590,45 @@ def test_scores_by_the_weights_of_one_w_o_are_refused_for_joint_attention() -> N
 
 def test_a_refit_of_joint_attention_is_better_than_none() -> None:
     check_refit(Joint)
+
+
+class OntoScores(Layer):
+    """The scores of a layer are added to those of the next, as in PatchTST."""
+
+    fused = False
+
+    def forward(self, x: Tensor, before: Tensor | None = None) -> Any:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        scores = q @ k.mT
+        if self.fused:
+            said = F.scaled_dot_product_attention(q, k, v, attn_mask=before)
+        else:
+            said = (scores if before is None else scores + before).softmax(-1) @ v
+        return self.W_o(said.transpose(1, 2).flatten(2)), scores
+
+
+class OntoMask(OntoScores):
+    fused = True
+
+
+class Onward(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y, scores = self.embed(x), None
+        for layer in self.layers:
+            out, scores = layer(y, scores)
+            y = y + out
+        return self.end(y.mean(1))
+
+
+@pytest.mark.parametrize("kind", [OntoScores, OntoMask])
+def test_layers_that_hand_scores_on_are_gated_and_say_that_their_heads_could_only_go_together(kind: Any) -> None:
+    model = made(kind, Onward).double()
+    heads = wrapped(model)
+    assert re.search(
+        r"none removable: layers.0: layers.0.W_[qk] makes scores of layers.0 and of layers.1, whose heads", repr(heads)
+    )
+    with heads.closed(GONE) as gated:
+        assert apart(gated, closed(model, ["layers.0.W_o", "layers.1.W_o"])) < 1e-9
 
 
 class Turned(Layer):

@@ -1,0 +1,118 @@
+"""Find the blocks of heads of a model: what a trace of one call shows, block by block."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.discovery.hints import nothing_found, why_uncut
+from mhaprune.discovery.layouts import above, handed_on, probe
+from mhaprune.discovery.trace import traced
+from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, within
+from mhaprune.surgery.record import Cut
+
+
+def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[list[Block], list[str]]:
+    """Return the blocks in the order in which `call` runs them, and the paths of modules that attend in a way in which
+    no heads are found. Raises `Unsupported`, naming module and reason, if there is no block.
+
+    Attention is found if it calls `F.scaled_dot_product_attention` or the attention interface of transformers, if it is
+    two matrix products with a softmax between them, or if it is a `MultiHeadAttention`.
+    """
+    trace = traced(model, call)
+    weights = trace.unexplained
+    if weights:  # perhaps by weights of linear modules that are not called
+        trace = traced(model, call, weights=True)
+    for seen in () if trace.whole else (probe, above):
+        trace = traced(model, call, seen, weights)
+        if trace.whole:
+            break
+    blocks: dict[str, Block] = {}
+    second: dict[str, None] = {}
+    noted = Cut.of(model) or Cut()
+    for found in trace.found:
+        path = trace.paths[found.module]
+        if found.out is None or found.unusable:
+            trace.overlooked.setdefault(path, found.unusable)
+            continue
+        sources = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
+        names = [*(role for role in ROLES if role in sources), *sorted({*sources} - {*ROLES})]
+        heads = tuple(range(found.heads))
+        made_by = tuple(
+            Source(sources[name], found.of_kv if name in ROLES[1:] else heads, name if name in ROLES else "")
+            for name in names
+        )
+        why_not = (f"its {'factor' if n == 'gate' else n} is {r}" for n, r in found.rows.items() if isinstance(r, str))
+        out = trace.paths[found.out]
+        block = Block(
+            path,
+            out,
+            found.columns,
+            made_by,
+            names=heads,
+            numbers=tuple(found.numbers),
+            inputs=tuple(found.inputs),
+            why_not=next(why_not, "") or why_uncut(model, [out, *(source.rows.path for source in made_by)]),
+            cross=found.cross,
+            gated_by_layer=found.factor is not None,
+            also=tuple(trace.paths[module] for module in found.also),
+            calls=1 + len(found.also),
+        )
+        if (again := blocks.get(path)) is None:
+            blocks[path] = as_named(block, noted)
+        elif again.out == block.out and {*again.order.tolist()}.isdisjoint(block.order.tolist()):
+            blocks[path] = joined(again, block)
+        elif again.out == block.out:  # of a shared layer, which is called again: the same heads
+            more = {"numbers": again.numbers + block.numbers, "inputs": again.inputs + block.inputs}
+            of_calls: Any = {name: tuple(dict.fromkeys(each)) for name, each in more.items()}
+            blocks[path] = replace(again, calls=again.calls + block.calls, **of_calls)
+        else:  # another attention in the same module
+            second[out] = None
+    scored_by = {trace.paths[found.module]: found.scored_by for found in trace.found}
+    for path, reason in handed_on(blocks, scored_by).items():
+        blocks[path] = replace(blocks[path], why_not=blocks[path].why_not or reason)
+    overlooked = {path: why for path, why in trace.overlooked.items() if not any(within(path, each) for each in blocks)}
+    if not blocks:
+        unusable = ((path, why) for path, why in overlooked.items() if why)
+        for path, why in unusable:
+            raise Unsupported(f"{path or 'model'} ({type(model.get_submodule(path)).__name__}): {why}")
+        raise Unsupported(nothing_found(model, trace.read, overlooked))
+    return list(blocks.values()), [*(path or type(model).__name__ for path in overlooked), *second]
+
+
+def factors_of_heads(model: nn.Module, call: Callable[[nn.Module], object]) -> dict[str, Tensor]:
+    """Return the factors by which layers multiply the outputs of their heads, (H,), by the path of W_O; see
+    `Block.gated_by_layer`. They are NaN if they differ between calls of a layer."""
+    trace = traced(model, call)
+    factors: dict[str, Tensor] = {}
+    for found in trace.found:
+        if found.out is not None and found.factor is not None:
+            first = factors.setdefault(trace.paths[found.out], found.factor)
+            if first.shape != found.factor.shape or not torch.allclose(first, found.factor):
+                factors[trace.paths[found.out]] = first * math.nan
+    return factors
+
+
+def as_named(block: Block, cut: Cut) -> Block:
+    """Return the block with the names that its heads had before an earlier removal. A silent head does not count."""
+    names = cut.heads.get(block.noted)
+    if names is None or not block.heads:
+        return block
+    if not names:
+        made_by = tuple(replace(source, of=()) for source in block.made_by)
+        return replace(block, columns=(), made_by=made_by, names=(), silent=len(block.columns[0]))
+    return replace(block, names=tuple(names))
+
+
+def joined(one: Block, other: Block) -> Block:
+    """Return the block of the heads of two calls of attention in one module, such as near and far ones, which one W_O
+    reads. They can only be gated."""
+    columns = tuple(sorted((*one.columns, *other.columns)))
+    if len({*map(len, columns)}) > 1:
+        raise Unsupported(f"{one.path or 'model'}: {one.out} reads heads of several widths")
+    why = "its heads are computed by several calls of attention"
+    facts: Any = {"columns": columns, "names": tuple(range(len(columns))), "made_by": (), "why_not": why}
+    return replace(one, numbers=(), inputs=(), gated_by_layer=False, **facts)
