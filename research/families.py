@@ -75,8 +75,9 @@ def blinded(model: nn.Module, heads: Heads, gone: Iterable[HeadId], width: int |
             continue
 
         def hook(module: nn.Module, inputs: Any, numbers: Tensor = numbers, H: int = block.heads) -> Any:
-            K = width or inputs[0].shape[-1] // H
-            return inputs[0].index_fill(-1, columns(numbers, K), 0), *inputs[1:]
+            dim = 1 if isinstance(module, nn.Conv1d) else -1
+            K = width or inputs[0].shape[dim] // H
+            return inputs[0].index_fill(dim, columns(numbers, K), 0), *inputs[1:]
 
         out.register_forward_pre_hook(hook)
     return model

@@ -57,7 +57,7 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
             inputs=tuple(found.inputs),
             why_not=next(why_not, "") or why_uncut(model, [out, *(source.rows.path for source in made_by)]),
             cross=found.cross,
-            gated_by_layer=found.factor is not None,
+            gated_by_layer=found.gated,
             also=tuple(trace.paths[module] for module in found.also),
             calls=1 + len(found.also),
         )

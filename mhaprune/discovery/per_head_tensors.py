@@ -17,6 +17,8 @@ from mhaprune.discovery.layouts import drawn
 
 RUNNING = ("running_mean", "running_var")
 """The buffers of a norm over the batch, which take no gradients; they go with its weight."""
+ROUNDED = 1e-5
+"""The largest derivative that may be rounding."""
 SMALL = 2**12
 """The largest size of a parameter that may hold a part for each head and be clamped."""
 
@@ -88,24 +90,48 @@ def dimensions_of_heads(computed: Sequence[Tensor], tensors: Sequence[Tensor]) -
     return found, not any(H in tensors[n].shape and found[n] is None for n in flat)
 
 
+def factor_of_values(value: Tensor, leaf: Tensor, rows: Sequence[Sequence[int]]) -> Tensor | None:
+    """Return the number by which the values of each head, (B, H, T, K), are multiplied after the linear module with the
+    output `leaf` that makes them by these rows, (H,); None if it is not one number for each head."""
+    (slope,) = torch.autograd.grad(value.sum(), leaf, retain_graph=True, create_graph=True, allow_unused=True)
+    if slope is None or not slope.requires_grad or len({*map(len, rows)}) > 1:
+        return None
+    by_head = torch.stack([slope[..., list(each)].flatten() for each in rows])
+    return by_head[:, 0] if torch.equal(by_head, by_head[:, :1].expand_as(by_head)) else None
+
+
+def inner_factor(said: Callable[[Tensor], Tensor], value: Tensor, own: Tensor | None) -> Tensor | None:
+    """Return the number by which the values of each head, (B, H, T, K), or its weights are multiplied, (H,): what a
+    head says of values that are all `own`, or 1. None if it is not one number for each head."""
+    ones = torch.ones_like(value)
+    out = said(ones if own is None else ones * own.view(1, -1, 1, 1))
+    by_head = out.movedim(1, 0).flatten(1)
+    if not out.requires_grad or not torch.allclose(by_head, by_head[:, :1].expand_as(by_head)):
+        return None
+    factor = by_head[:, 0]
+    rounded = factor.detach() - 1
+    return factor - rounded.where(rounded.abs() < ROUNDED, 0)  # the weights of a softmax sum to 1, but for rounding
+
+
 def learned_factor(
-    x: Tensor, context: Tensor, heads_dim: int, tensors: Sequence[Tensor]
+    x: Tensor, context: Tensor, heads_dim: int, tensors: Sequence[Tensor], inner: Tensor | None = None
 ) -> tuple[Tensor | None, list[bool]]:
     """Return the number by which a layer multiplies the output of each head, (H,), and for each of these tensors
     whether the number depends on it.
 
     It is the derivative of the input x of W_O in the outputs of the heads, `context`, if that is one number for each
-    head. None if it is not, or if it depends on none of the tensors.
+    head, times an `inner_factor`; else None.
     """
-    none = [False] * len(tensors)
     grad = partial(torch.autograd.grad, retain_graph=True, allow_unused=True)
-    if not tensors or all(gradient is None for gradient in grad(x.sum(), tensors)):
-        return None, none
     (slope,) = grad(x.sum(), context, create_graph=True)
     by_place = slope.movedim(heads_dim, 0).flatten(1, 2)  # (H, B·T, K)
     read = by_place.detach().any(dim=-1).any(dim=0)  # x may hold only some of the positions
     by_head = (by_place[:, read] if read.any() else by_place).flatten(1)
-    if not slope.requires_grad or not torch.equal(by_head, by_head[:, :1].expand_as(by_head)):
-        return None, none
-    depends = [gradient is not None for gradient in grad(by_head[:, 0].sum(), tensors)]
-    return (by_head[:, 0].detach() if any(depends) else None), depends
+    if not torch.equal(by_head, by_head[:, :1].expand_as(by_head)):
+        return None, [False] * len(tensors)
+    factor = by_head[:, 0] if inner is None else by_head[:, 0] * inner
+    weights = drawn(factor) + 0.5  # without them, the factors of a softmax would cancel
+    slopes = grad((factor * weights).sum(), tensors) if factor.requires_grad and tensors else [None] * len(tensors)
+    # The sum of the weights of a softmax depends on its scores by rounding alone.
+    depends = [each is not None and (inner is None or bool((each.abs() > ROUNDED).any())) for each in slopes]
+    return factor.detach(), depends

@@ -11,6 +11,7 @@ Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value hea
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -26,7 +27,14 @@ from mhaprune.discovery.layouts import (
     without_repeats,
 )
 from mhaprune.discovery.leading import folded, leading
-from mhaprune.discovery.per_head_tensors import RUNNING, Followed, dimensions_of_heads, learned_factor
+from mhaprune.discovery.per_head_tensors import (
+    RUNNING,
+    Followed,
+    dimensions_of_heads,
+    factor_of_values,
+    inner_factor,
+    learned_factor,
+)
 from mhaprune.hooks.attention_calls import Attend, AttentionCalls, attention_interface
 from mhaprune.hooks.blocks import ROLES, Rows, Unsupported, block_of, neighbours, shared_words, within
 from mhaprune.hooks.eval_mode import at_rest, without_results
@@ -76,9 +84,12 @@ class Found:
     """See `Block.numbers`."""
     inputs: list[tuple[int | str, int]] = field(default_factory=list)
     """See `Block.inputs`."""
+    inner: Tensor | None = None
+    """The factor of each head in its values or weights, (H,), see `inner_factor`."""
     factor: Tensor | None = None
-    """The factor of each head between the product and W_O, (H,), if it is one number for all inputs that the layer has
-    learned."""
+    """The factor of each head on its way to W_O, (H,), if it is one number in all places."""
+    gated: bool = False
+    """True if the layer has learned the factor."""
     unusable: str = UNREAD
     """The reason why its heads cannot be gated one by one; empty if they can."""
 
@@ -249,6 +260,11 @@ class Trace:
         found = self._begin(self.running[-1], query, key, value)
         out = attend(query.detach(), key.detach(), value.detach())
         self._find_numbers(found, [out, query, key, value])
+        if value.shape[1] == found.heads and self._numbers_of_heads(found):
+            made = found.rows.get("value")
+            leaves = {self.paths[module]: leaf for module, leaf in self.leaves}
+            own = factor_of_values(value, leaves[made.path], made.heads) if isinstance(made, Rows) else None
+            found.inner = inner_factor(partial(attend, query.detach(), key.detach()), value, own)
         found.context = self.seen(out.detach()).requires_grad_()  # (B, H, T, K)
         return found.context.clone()
 
@@ -400,20 +416,26 @@ class Trace:
         """
         path, out = self.paths[found.module], self.paths[cast("nn.Module", found.out)]
         around = ".".join(path.split(".")[: shared_words(path, out)])  # which holds both
+        H, followed = found.heads, self._numbers_of_heads(found)
+        heads_dim = 2 if found.heads_last else 1
+        tensors = [tensor for *_, tensor in followed]
+        found.factor, read = learned_factor(x, cast("Tensor", found.context), heads_dim, tensors, found.inner)
+        found.gated = any(read)
+        for (where, name, tensor), is_read in zip(followed, read, strict=True):
+            mine = where is found.inputs or within(name, around)
+            if is_read and mine and tensor.numel() == H and name not in dict(where):
+                where.append((name, list(tensor.shape).index(H) - tensor.dim()))
+
+    def _numbers_of_heads(self, found: Found) -> list[tuple[Any, Any, Tensor]]:
+        """Return the tensors that may hold a number for each head, each with the list that it would be noted in, and
+        its name there."""
         H, given = found.heads, self.given.get(found.module, {})
         sizes = {H, getattr(found.module, "all_heads", H)}  # of an argument that is cut at each call
         followed: list[tuple[Any, Any, Tensor]] = [
             *((found.numbers, name, tensor) for name, tensor in self.followed.stored.items()),
             *((found.inputs, key, tensor) for key, tensor in given.items() if isinstance(tensor, Tensor)),
         ]
-        followed = [each for each in followed if each[2].requires_grad and sizes & {*each[2].shape}]
-        heads_dim = 2 if found.heads_last else 1
-        tensors = [tensor for *_, tensor in followed]
-        found.factor, read = learned_factor(x, cast("Tensor", found.context), heads_dim, tensors)
-        for (where, name, tensor), is_read in zip(followed, read, strict=True):
-            mine = where is found.inputs or within(name, around)
-            if is_read and mine and tensor.numel() == H and name not in dict(where):
-                where.append((name, list(tensor.shape).index(H) - tensor.dim()))
+        return [each for each in followed if each[2].requires_grad and sizes & {*each[2].shape}]
 
     @staticmethod
     def _unusable(columns: Sequence[Sequence[int]]) -> str:

@@ -29,7 +29,7 @@ class AttentionCalls(TorchFunctionMode):
     `attend` is the original function of query, (*lead, T, K), key and value. As a rule the leading dimensions are those
     of examples and heads. Attention is a call of `F.scaled_dot_product_attention`, or two matrix products: the first
     becomes weights that sum to 1, the second multiplies them with the values. In the second form `options` holds the
-    weights, (*lead, T, U).
+    weights, (*lead, T, U), and, if a factor of each head multiplies them, this factor as `sums`, (*lead, 1, 1).
     """
 
     def __init__(self, through: Callable[[Attend, Tensor, Tensor, Tensor, dict[str, Any]], Any]) -> None:
@@ -49,8 +49,8 @@ class AttentionCalls(TorchFunctionMode):
             return func(*args, **kwargs)
         for swapped in () if factors.added or not self.products else (False, True):
             weights, value, back = factors.arranged("first", swapped)
-            if (size := _size(weights.shape)) in self.products and _are_weights(weights):
-                return back(self._weighted(weights, value, *self.products[size]))
+            if (size := _size(weights.shape)) in self.products and (options := _weights(weights)):
+                return back(self._weighted(weights, value, options, *self.products[size]))
         for swapped in (True, False):
             first, second, _ = factors.arranged("product", swapped)
             lead = torch.broadcast_shapes(first.shape[:-2], second.shape[:-2])
@@ -58,9 +58,9 @@ class AttentionCalls(TorchFunctionMode):
             self.products[_size(shape)] = lead, first, second.mT
         return func(*args, **kwargs)
 
-    def _weighted(self, weights: Tensor, value: Tensor, lead: Sequence[int], *made: Tensor) -> Tensor:
+    def _weighted(self, weights: Tensor, value: Tensor, options: Any, lead: Sequence[int], *made: Tensor) -> Tensor:
         query, key = (_led(x, lead, weights.shape[:-2]) for x in made)
-        said: Tensor = self.through(lambda q, k, v: weights @ v, query, key, value, {"weights": weights})
+        said: Tensor = self.through(lambda q, k, v: weights @ v, query, key, value, options)
         return said
 
 
@@ -75,10 +75,17 @@ def _led(x: Tensor, lead: Sequence[int], now: Sequence[int]) -> Tensor:
     return x.expand(*lead, *x.shape[-2:]).reshape(*now, *x.shape[-2:])
 
 
-def _are_weights(scores: Tensor) -> bool:
-    scores = scores.detach()
-    sums = scores.sum(dim=-1, dtype=torch.float)
-    return bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=5e-3)  # as of bfloat16
+def _weights(scores: Tensor) -> dict[str, Tensor]:
+    """Return the options of attention with these weights, see `AttentionCalls`; none if they are no weights."""
+    seen = scores.detach()
+    sums = seen.sum(dim=-1, keepdim=True, dtype=torch.float)
+    if bool((seen >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=5e-3):  # as of bfloat16
+        return {"weights": scores}
+    first = sums[..., :1, :]
+    if sums.shape[-2] < 2 or not first.any() or not torch.allclose(sums, first.expand_as(sums), rtol=5e-3, atol=0):
+        return {}
+    shares = (scores / first.where(first != 0, 1).to(scores)).nan_to_num()
+    return {"weights": shares, "sums": first.to(seen)} if bool((shares >= 0).all()) else {}
 
 
 @contextmanager
@@ -194,7 +201,8 @@ def _near(path: str, query: Tensor, key: Tensor, value: Tensor, options: Mapping
     total = inside.sum(dim=-1, keepdim=True)
     if bool((total == 0).logical_and(seen.any(dim=-1, keepdim=True)).any()):
         raise ValueError(f'{path}: weights in its window are rounded to 0; write attn_implementation="sdpa"')
-    return inside / total.clamp_min(torch.finfo(total.dtype).tiny) @ value
+    said = inside / total.clamp_min(torch.finfo(total.dtype).tiny) @ value
+    return said * options["sums"] if "sums" in options else said
 
 
 def _visible(options: Mapping[str, Any], T: int, U: int, device: torch.device) -> tuple[Tensor, Tensor]:

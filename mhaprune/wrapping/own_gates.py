@@ -70,6 +70,8 @@ def with_factors_of(smaller: Model, larger: GatedModel, run: Run, sample: Batche
             continue
         change = scaled = torch.ones(block.heads, dtype=torch.double)
         if block.out in lost:
+            if any(block.out not in now for _, now in of_both):
+                raise Unsupported(f"{block.path}: its own factors depend on the input when other heads are gone")
             kept = [whole.names.index(name) for name in block.names]
             change, scaled = ((before[whole.out][kept] / now[block.out]).nan_to_num(1.0) for before, now in of_both)
             block = replace(block, scaled=tuple(scaled.tolist()))

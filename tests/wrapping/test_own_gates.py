@@ -155,6 +155,39 @@ class OuterRaw(Outer):
         return self.head_weight
 
 
+class OnWeights(Softmax):
+    """The factors multiply the attention weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        weights = (q @ k.mT).softmax(-1) * self.gate()
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2))
+
+
+class OnWeightsRaw(OnWeights):
+    def gate(self) -> Tensor:
+        return self.head_weight
+
+
+class OnFolded(Softmax):
+    """The factors multiply the weights of heads that are folded into the examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.fold(self.W_q(x)), self.fold(self.W_k(x)), self.fold(self.W_v(x))
+        weights = (q @ k.mT).softmax(-1) * self.gate().flatten().repeat(len(x))[:, None, None]
+        said = torch.bmm(weights, v).unflatten(0, (-1, self.num_heads))
+        return self.W_o(said.transpose(1, 2).flatten(2))
+
+
+class OnValues(Softmax):
+    """The factors multiply the values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        said = nn.functional.scaled_dot_product_attention(q, k, v * self.gate())
+        return self.W_o(said.transpose(1, 2).flatten(2))
+
+
 class HandedIn(Layer):
     """The model holds the gates of all layers, and hands each layer a row of them."""
 
@@ -186,7 +219,10 @@ class Rows(Net):
         return self.end(y.mean(1))
 
 
-KINDS = [Gated, Softmax, MeanOne, Sigmoid, Shares, Folded, Vector, Joined, Inside, Outer, OuterRaw, InFloat32]
+KINDS = [
+    *(Gated, Softmax, MeanOne, Sigmoid, Shares, Folded, Vector, Joined, Inside, Outer, OuterRaw, InFloat32),
+    *(OnWeights, OnWeightsRaw, OnFolded, OnValues),
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -254,7 +290,14 @@ def test_a_layer_without_learned_numbers_has_no_gates() -> None:
         def through(self, x: Tensor) -> Tensor:
             return self.norm(x)
 
-    for kind in (Half, Shifted, Normed):
+    class Temperature(Gated):
+        """One number per head, which the attention weights depend on."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+            return self.W_o(((q @ k.mT * self.head_weight).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    for kind in (Half, Shifted, Normed, Temperature):
         heads = wrapped(made(kind))
         assert not any(block.gated_by_layer for block in heads.subject.blocks), kind
         with pytest.raises(ValueError, match="needs learned gates"):
@@ -351,3 +394,9 @@ def test_factors_that_change_between_inputs_or_calls_are_no_gates(kind: Any, net
         heads.score("gate")
     with heads.closed({0: [1, 3]}) as gated:
         assert apart(gated, closed(model, ["layers.0.W_o"], {0: [1, 3]})) < 1e-9
+
+
+def test_weights_with_a_factor_are_shown_without_it() -> None:
+    heads = wrapped(made(OnWeights))
+    [seen, _] = heads.subject.attention_maps(next(iter(heads.splits["score"].batches(6)))).values()
+    torch.testing.assert_close(seen.weights.sum(-1), torch.ones(seen.weights.shape[:-1]))
