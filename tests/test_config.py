@@ -96,7 +96,7 @@ def plain() -> dict[str, Any]:
         ({"experiment.budgets": [1.5]}, r"experiment.budgets=1.5: a fraction must be from 0.0 to 1.0"),
         ({"scorer.ablation.replace": "one"}, "scorer.ablation.replace='one': must be zero or mean or resample"),
         ({"scorer": {}}, r"scorer=\[\]: must name at least one scorer"),
-        ({"gate": None}, "scorer=gate: needs learned gates, so gate=softmax"),
+        ({"gate": None}, "scorer=gate: needs learned gates, one number per head for all inputs: gate=softmax"),
         ({"speed": 3}, "speed=3: no such setting, allowed are task, model, training"),
         ({"task": MISSING}, "task: is missing, must be settings with a _target_ that names a Task"),
     ],

@@ -86,6 +86,7 @@ def mask_in_time(
     dense, taken, *quartiles = _timed(heads, mask, batch_size)
     row = {
         "promised": named,
+        "runtime": heads.subject.runtime,
         "batch_size": len(_batch(heads, batch_size)),
         "promised_ms": share * dense,
         "measured_ms": taken,
@@ -114,7 +115,7 @@ def fastest_within(
     dense, chosen = measure(heads.subject, heads.splits.choose), None
     for mask in track(heads.masks(SHARES, by=by, of="time"), "sizes"):
         model = made(mask)
-        drop = choose_columns(measure(model, heads.splits.choose), dense)
+        drop = choose_columns(measure(model.in_runtime(), heads.splits.choose), dense)
         if not drop[CHOOSE_MOST] <= within:
             break
         chosen = model
@@ -134,17 +135,37 @@ def fastest_within(
 
 def unit_costs(heads: ScoredHeads, batch_size: int) -> tuple[float, Tensor]:
     """Return the dense model's time, and the milliseconds that each unit costs, (N,): for each site, the time that the
-    model takes less without half of the units of each of its blocks, in equal parts. Kept in the cache, if there is
-    one, by machine and shapes."""
+    model takes less without half of the units of each of its blocks, in equal parts."""
+    gone = _half_of_sites(heads)
+    ms: dict[str, float] = _unit_times(heads, batch_size)["ms"]
+    # Of a site whose units must all stay, nothing was timed.
+    counts = Counter(head.site for head in heads.grid)
+    taken = {site: max(ms["dense"] - ms[site] if gone[site] else 0.0, LEAST * ms["dense"]) for site in gone}
+    saved = {site: taken[site] / (len(gone[site]) or counts[site] or 1) for site in gone}
+    return ms["dense"], torch.tensor([saved[head.site] for head in heads.grid], dtype=torch.double)
+
+
+def in_noise(heads: ScoredHeads, batch_size: int) -> list[str]:
+    """Return the sites whose units cost less time than timing varies."""
+    return sorted(_unit_times(heads, batch_size).get("noisy", ()))
+
+
+def _half_of_sites(heads: ScoredHeads) -> dict[str, list[HeadId]]:
+    names = heads.subject.names
+    sites = dict.fromkeys(block.site for block in names)
+    return {site: [h for name in names if name.site == site for h in _half(heads, name)] for site in sites}
+
+
+def _unit_times(heads: ScoredHeads, batch_size: int) -> dict[str, Any]:
+    """Return the times of the dense model, and without half of the units of each site; and the sites whose units save
+    less than timing varies. Kept in the cache, if there is one, by machine and shapes."""
     subject = heads.subject
-    batch = _batch(heads, batch_size)
-    sites = list(dict.fromkeys(block.site for block in subject.names))
-    gone = {site: [h for name in subject.names if name.site == site for h in _half(heads, name)] for site in sites}
+    batch, gone = _batch(heads, batch_size), _half_of_sites(heads)
 
     def make(state: Any, save: Any) -> dict[str, Any]:
         plans = [Plan(site, 0, "", HeadMask(heads.grid).without(*units)) for site, units in gone.items()]
         times = time_removed(subject, plans, batch, ROUNDS).drop_duplicates("scorer").set_index("scorer")
-        noisy = [site for site in sites if times["speedup_q1"].get(site, 2.0) <= times["speedup_q3"][DENSE_AGAIN]]
+        noisy = [site for site in gone if times["speedup_q1"].get(site, 2.0) <= times["speedup_q3"][DENSE_AGAIN]]
         ms = {str(name): float(value) for name, value in times["latency_ms"].items()}
         return {"ms": ms, "noisy": noisy}
 
@@ -152,23 +173,13 @@ def unit_costs(heads: ScoredHeads, batch_size: int) -> tuple[float, Tensor]:
         "blocks": [[block.out, block.heads, block.head_dim, block.kind] for block in subject.blocks],
         "batch": [list(x.shape) for x in batch.tensors().values()],
         "machine": [device_name(subject.device), torch.get_num_threads(), str(torch.__version__), str(subject.dtype)],
+        "runtime": subject.runtime,
     }
     known = heads.promised.times
     key = repr(what)
     if key not in known:
         known[key] = make(None, None) if subject.cache is None else subject.cache.get("unit_times", what, make)
-    ms: dict[str, float] = known[key]["ms"]
-    # Of a site whose units must all stay, nothing was timed.
-    counts = Counter(head.site for head in heads.grid)
-    taken = {site: max(ms["dense"] - ms[site] if gone[site] else 0.0, LEAST * ms["dense"]) for site in sites}
-    saved = {site: taken[site] / (len(gone[site]) or counts[site] or 1) for site in sites}
-    return ms["dense"], torch.tensor([saved[head.site] for head in heads.grid], dtype=torch.double)
-
-
-def in_noise(heads: ScoredHeads, batch_size: int) -> list[str]:
-    """Return the sites whose units cost less time than timing varies."""
-    unit_costs(heads, batch_size)
-    return sorted({site for times in heads.promised.times.values() for site in times.get("noisy", ())})
+    return known[key]
 
 
 def _half(heads: ScoredHeads, name: BlockId) -> list[HeadId]:

@@ -10,7 +10,7 @@ from mhaprune.api.scored_heads import ScoredHeads
 from mhaprune.heads import HeadMask
 from mhaprune.pruning.plans import Plan
 from mhaprune.pruning.pruned import time_removed
-from mhaprune.tables import QUARTILES
+from mhaprune.tables import QUARTILES, TIMED_NAME
 from mhaprune.wrapping.wrapped_model import WrappedModel
 
 
@@ -29,7 +29,7 @@ def speed_table(
     timed = heads.subject if new_tokens is None else generating(heads.subject, new_tokens)
     masks = chosen()
     plans = [Plan("removed", 0, "", mask) for mask in masks]
-    what = "a forward pass" if new_tokens is None else f"{new_tokens} new tokens"
+    what = heads.words[TIMED_NAME] if new_tokens is None else f"{new_tokens} new tokens"
     tables = []
     for size in sorted({len(split.first(size)) for size in batch_sizes}):
         batch = split.first(size).converted(timed.device, timed.dtype)

@@ -50,6 +50,7 @@ from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.subjects.pairs import paired
 from mhaprune.tables import MOMENTS, USUAL
 from mhaprune.wrapping.build import proved_again, understand, with_window
+from mhaprune.wrapping.served import Runtime
 from mhaprune.wrapping.wrapped_model import WrappedModel
 
 log = logging.getLogger(__name__)
@@ -231,6 +232,7 @@ class Heads(ScoredHeads):
         mask: Any = None,
         within: Annotated[float, Ge(0)] | None = None,
         copy: bool = True,
+        runtime: Runtime = "torch",
         **how: Any,
     ) -> nn.Module:
         """Return a smaller and faster copy of the model that has only the heads that the method `mask` keeps, see there
@@ -245,7 +247,8 @@ class Heads(ScoredHeads):
         distance from the dense model's answers. All use the *train* split, or *score* if there is none.
 
         `faster=1.5` asks for a speed (see `Budget`), `within=0.01` for the fastest model that loses at most so much of
-        the quality on *choose*, at 95 % confidence, after a refit or training. With `copy=False` the smaller model
+        the quality on *choose*, at 95 % confidence, after a refit or training. Both are measured in a `runtime`:
+        "torch", "onnxruntime" or "onnxruntime-int8" (see `mhaprune.export`). With `copy=False` the smaller model
         takes over weights of yours, so memory holds one; a refit or training copies it once. Raises ValueError for
         heads that cannot be removed, and for what cannot be met.
 
@@ -259,6 +262,11 @@ class Heads(ScoredHeads):
         """
         if mask is not None and how:
             raise ValueError(f"{next(iter(how))}: chooses heads, which mask= names already; leave one of them out")
+        if runtime != "torch":
+            if within is None and not {"faster", "ms"} & {*how}:
+                raise ValueError(f"runtime={runtime}: is where faster=, ms= and within= are measured, leave it out")
+            heads = self._in(runtime)
+            return heads.prune(keep, by, refit, fine_tune, mask, within, copy, **how)
         if within is not None:
             if keep is not None or mask is not None or how:
                 raise ValueError(f"within={within:g}: says how many heads stay, leave keep=, mask= and budgets out")
@@ -290,8 +298,9 @@ class Heads(ScoredHeads):
 
     @checked
     @shown()
-    def evaluate(self, *masks: Any) -> pd.DataFrame:
+    def evaluate(self, *masks: Any, runtime: Runtime = "torch") -> pd.DataFrame:
         """Return loss and quality on *report*, with 95 % intervals: a row for the whole model, then one for each mask.
+        In another `runtime` than torch the heads are removed, and that runtime computes the model.
 
         >>> heads.evaluate({0: [0]}, heads.mask(keep=2))["heads_kept"].tolist()
         [8, 7, 2]
@@ -300,10 +309,14 @@ class Heads(ScoredHeads):
         two_examples(self.splits, "report")
         rows = []
         for mask in track([HeadMask(self.grid), *(mask_of(mask, self.grid) for mask in masks)], "masks"):
-            if mask not in self._measured:
-                outcome = measure(self.subject, self.splits.report, mask.gates(self.subject.device))
-                self._measured[mask] = accuracy_columns(outcome)
-            rows.append({"heads_kept": len(mask.kept), **self._measured[mask], "removed": removed_names(mask)})
+            if (mask, runtime) not in self._measured:
+                if runtime == "torch":
+                    outcome = measure(self.subject, self.splits.report, mask.gates(self.subject.device))
+                else:
+                    smaller = self._in(runtime).subject.without(mask, shared=True)
+                    outcome = measure(smaller.in_runtime(), self.splits.report)
+                self._measured[mask, runtime] = accuracy_columns(outcome)
+            rows.append({"heads_kept": len(mask.kept), **self._measured[mask, runtime], "removed": removed_names(mask)})
         return pd.DataFrame(rows)
 
     @checked
@@ -358,12 +371,14 @@ class Heads(ScoredHeads):
         refit: bool = True,
         rounds: Annotated[int, Ge(1)] = 20,
         tokenizer: Any = None,
+        runtime: Runtime = "torch",
     ) -> Any:
         """Measure how many heads can be removed, and the cost and the speed-up: `experiment=ablate`, as one page.
 
         Heads are removed in one shot by each scorer. `budgets` are shares or numbers of heads. `tolerance` is the
         largest loss of quality on the *choose* split. With `refit`, the models of the best scorer are refitted, too.
-        With a `tokenizer`, the page also shows the attention of every head in three texts of *report*, to touch.
+        With a `tokenizer`, the page also shows the attention of every head in three texts of *report*, to touch. Times
+        are those of a `runtime`, see `prune`.
 
         >>> found = heads.report("heads.html", budgets=[0.5], rounds=2)
         >>> found.tables["pruning"]["heads_removed"].unique().tolist()
@@ -371,7 +386,7 @@ class Heads(ScoredHeads):
         """
 
         settings = {"tolerance": tolerance, "latency_rounds": rounds}
-        return lab("cli.pages").report(self, path, by, budgets, settings, refit, tokenizer)
+        return lab("cli.pages").report(self._in(runtime), path, by, budgets, settings, refit, tokenizer)
 
     @checked
     @shown()
@@ -382,25 +397,36 @@ class Heads(ScoredHeads):
         batch_sizes: int | Sequence[int] = (1, 8),
         new_tokens: Annotated[int | None, Ge(1)] = None,
         rounds: Annotated[int, Ge(1)] = 20,
+        runtime: Runtime = "torch",
     ) -> pd.DataFrame:
         """Measure how much faster the model is with fewer heads (see `mask`), on the first examples of *report*.
 
         A forward pass is timed; with `new_tokens`, the generation of this number of tokens with a cache, of which
         `cache_bytes` is the size at the end. Returns one row per batch size and model: milliseconds, and the speed-up
         over the dense model (median and quartiles). In every round, all models take turns. The row `dense again` shows
-        the noise. A batch is never larger than the split.
+        the noise. A batch is never larger than the split. `runtime` computes all of them, see `prune`.
 
         >>> heads.speed(keep=0.5, batch_sizes=1, rounds=2)["model"].tolist()
         ['removed', 'dense', 'dense again']
         """
         self.check_removable()
         keep = [keep] if isinstance(keep, int | float) else keep
-        return speed_table(self, lambda: self.masks(keep, by), batch_sizes, rounds, new_tokens)
+        if runtime != "torch" and new_tokens is not None:
+            raise ValueError(f"new_tokens={new_tokens}: is generated by torch alone, leave runtime={runtime} out")
+        return speed_table(self._in(runtime), lambda: self.masks(keep, by), batch_sizes, rounds, new_tokens)
 
     @property
     def promises(self) -> pd.DataFrame:
         """The budgets `faster=` and `ms=`: the promise, and what was measured at the end (milliseconds, speed-up)."""
         return pd.DataFrame(self.promised.rows)
+
+    def _in(self, runtime: Runtime) -> Heads:
+        """Return the heads whose model this runtime computes where it is timed."""
+        if runtime == self.subject.runtime:
+            return self
+        found = replace(self, subject=self.subject.changed(runtime=runtime))
+        vars(found).update(scoring=self.scoring, promised=self.promised)
+        return found
 
     @cached_property
     def _equivalence(self) -> EquivalenceCheck:
@@ -408,7 +434,7 @@ class Heads(ScoredHeads):
         return EquivalenceCheck(self.subject, self.splits.proof, known)
 
     @cached_property
-    def _measured(self) -> dict[HeadMask, dict[str, Any]]:
+    def _measured(self) -> dict[tuple[HeadMask, str], dict[str, Any]]:
         """Rows that `evaluate` has measured."""
         return {}
 

@@ -38,9 +38,13 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
         if found.out is None or found.unusable:
             trace.overlooked.setdefault(path, found.unusable)
             continue
+        heads = tuple(range(found.heads))
+        for name, rows in found.rows.items():
+            of = found.of_kv if name in ROLES[1:] else heads
+            if isinstance(rows, Rows) and max(of, default=-1) >= len(rows.heads):
+                found.rows[name] = f"made once for several heads by {rows.path}"
         sources = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
         names = [*(role for role in ROLES if role in sources), *sorted({*sources} - {*ROLES})]
-        heads = tuple(range(found.heads))
         made_by = tuple(
             Source(sources[name], found.of_kv if name in ROLES[1:] else heads, name if name in ROLES else "")
             for name in names

@@ -37,7 +37,7 @@ def find_neurons(
     Modules in between that hold numbers for each neuron, such as a convolution by channel, are cut along. The second
     value has the paths of W_2 of experts that are sent some of the tokens.
     """
-    outs = {block.out for block in heads}
+    outs, noted = {block.out for block in heads}, Cut.of(model) or Cut()
     paths = {module: path for path, module in model.named_modules()}
     leaves: list[tuple[str, Tensor]] = []
     made: dict[str, dict[str, Rows]] = {}
@@ -53,7 +53,7 @@ def find_neurons(
         picked.update([path] * _is_picked(inputs[0]))
         if path not in (*outs, *made) and "lora_" not in path:
             if not shared or shared[0][0] is not inputs[0]:  # several maps may read one tensor
-                shared[:] = [(inputs[0], _rows(x, leaves, outs))]
+                shared[:] = [(inputs[0], _rows(x, leaves, outs, least=1 if path in noted.heads else 3))]
             made[path] = shared[0][1]
             if made[path]:
                 between[path] = [nodes[node] for node in _before(inputs[0]) if node in nodes]
@@ -77,7 +77,7 @@ def find_neurons(
             elif not [*module.children()] and [*module.parameters()]:
                 stack.callback(module.register_forward_hook(passing).remove)
         run()
-    blocks, experts, noted = [], list[str](), Cut.of(model) or Cut()
+    blocks, experts = [], list[str]()
     readers = {path: [out for out, rows in made.items() if path in rows] for rows in made.values() for path in rows}
     for out, rows in made.items():
         width = weight_of(model.get_submodule(out)).shape[1]
@@ -101,23 +101,26 @@ def find_neurons(
     return blocks, tuple(experts)
 
 
-def _rows(x: Tensor, leaves: Sequence[tuple[str, Tensor]], outs: Collection[str]) -> dict[str, Rows]:
+def _rows(x: Tensor, leaves: Sequence[tuple[str, Tensor]], outs: Collection[str], least: int) -> dict[str, Rows]:
     """Return the linear maps that make the columns of x one by one, by their path, each with the rows that make every
-    column; empty if a column depends on more, or on the output of attention.
+    column; empty if a column depends on more, or on the output of attention, or if there are fewer than
+    `least`.
 
     x holds all positions of one example, (1, T, W) or (T, W). The first, second and last column tell for all others.
     """
     W = x.shape[-1]
-    if x.dim() < 2 or len(x.flatten(0, -2)) < 2 or W < 3 or not x.requires_grad:
+    if x.dim() < 2 or len(x.flatten(0, -2)) < 2 or least > W or not x.requires_grad:
         return {}
     if any(len(features) > LARGEST for features in _read(x, 0, leaves)):  # soon known of most
         return {}
     rows: dict[str, Rows] = {}
-    for (path, leaf), *read in zip(leaves, *(_read(x, column, leaves) for column in (0, 1, W - 1)), strict=True):
+    for (path, leaf), *read in zip(
+        leaves, *(_read(x, column, leaves) for column in (0, min(1, W - 1), W - 1)), strict=True
+    ):
         first, second, last = read
         if len(first) != len(second):
             return {}
-        steps = [b - a for a, b in zip(first, second, strict=False)]
+        steps = [b - a for a, b in zip(first, second, strict=False)] if W > 1 else [1] * len(first)
         by_part = [range(a, a + step * W, step) for a, step in zip(first, steps, strict=True) if step > 0]
         if any(read):
             if not first or path in outs or leaf.shape[:-1] != x.shape[:-1] or [part[-1] for part in by_part] != last:
@@ -170,9 +173,16 @@ def _read(x: Tensor, column: int, leaves: Sequence[tuple[str, Tensor]]) -> list[
     read = []
     for gradient in gradients:
         features = [] if gradient is None else features_of(gradient)
-        added = bool(features) and bool((gradient[..., features] == 1).all())
+        added = bool(features) and _constant(gradient[..., features])
         read.append(list(range(gradient.shape[-1])) if added else features)
     return read
+
+
+def _constant(gradient: Tensor) -> bool:
+    """Return whether a gradient is the same at all positions, as in a sum, also after a factor of each feature. That of
+    an activation is not."""
+    rows = gradient.flatten(0, -2)
+    return bool((rows == rows[:1]).all())
 
 
 def _holding(paths: Sequence[str]) -> str:

@@ -113,6 +113,23 @@ def inner_factor(said: Callable[[Tensor], Tensor], value: Tensor, own: Tensor | 
     return factor - rounded.where(rounded.abs() < ROUNDED, 0)  # the weights of a softmax sum to 1, but for rounding
 
 
+def is_sum(x: Tensor, context: Tensor, constant: bool = True) -> bool:
+    """Return whether x, the input of a linear module, is the outputs of heads, `context`, plus states that differ
+    between positions, as a residual stream: then no gate at x closes the heads alone. If not `constant`, what is the
+    same at all positions counts too."""
+    if not x.numel():
+        return False
+    u = torch.ones_like(x, requires_grad=True)
+    grad = partial(torch.autograd.grad, retain_graph=True, allow_unused=True)
+    (slope,) = grad(x, context, grad_outputs=u, create_graph=True)
+    if slope.requires_grad and any(each is not None for each in grad(slope.sum(), [context])):
+        return False  # a norm or an activation, which says nothing about sums
+    (of_heads,) = torch.autograd.grad((slope * context.detach()).sum(), u, retain_graph=True)
+    rest = (x - of_heads).detach().flatten(0, -2)
+    same = rest[:1].expand_as(rest) if constant and len(rest) > 1 else torch.zeros_like(rest)
+    return not torch.allclose(rest, same, atol=1e-5 * float(x.detach().abs().max()), rtol=0)
+
+
 def learned_factor(
     x: Tensor, context: Tensor, heads_dim: int, tensors: Sequence[Tensor], inner: Tensor | None = None
 ) -> tuple[Tensor | None, list[bool]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -33,6 +34,7 @@ from mhaprune.discovery.per_head_tensors import (
     dimensions_of_heads,
     factor_of_values,
     inner_factor,
+    is_sum,
     learned_factor,
 )
 from mhaprune.hooks.attention_calls import Attend, AttentionCalls, attention_interface
@@ -44,6 +46,7 @@ from mhaprune.hooks.softmaxes import Softmaxes, lengths_in
 from mhaprune.surgery.record import Cut
 
 UNREAD = "no linear module that is called reads what its heads say"
+SUM = "what reads its heads reads their sum with other states, so that no gate closes them alone (is there no W_O?)"
 MIXED = (
     "its heads are mixed before the first linear module that reads them, so they cannot be gated one by one (a norm"
     " over all heads, or a W_O that is no linear module?)"
@@ -221,6 +224,10 @@ class Trace:
         if isinstance(scores := options.get("weights", options.get("attn_mask")), Tensor) and scores.requires_grad:
             for found in self.found[first:]:
                 found.scored_by = {self.paths[module] for module, *_ in reached(scores.sum(), self.leaves)}
+                queries = found.rows.get("query")
+                if "weights" in options and isinstance(queries, Rows) and queries.path not in found.scored_by:
+                    self.found.remove(found)  # the weights are of another product of the same size
+                    self.overlooked[self.paths[found.module]] = ""
         return said
 
     def _found_by(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -276,10 +283,14 @@ class Trace:
         for name, made_of in zip(ROLES, (query, key, value), strict=True):
             if isinstance(rows.get(name), str) and made_of.shape[1] == H:
                 self.unexplained = True
+                holds = any(is_linear(part) for part in module.modules())
+                around = self.paths[module] if holds else self.paths[module].rpartition(".")[0]
                 if own := self._by_weights(made_of):
                     numbers |= own
                     del rows[name]
-        once = [name for name in rows if isinstance(made := rows[name], Rows) and len(made.heads) == 1 < G]
+                elif not any(within(self.paths[m], around) for m, *_ in reached(made_of.sum(), self.leaves)):
+                    rows[name] = NOTHING  # but an earlier layer
+        once = [name for name in ROLES[1:] if isinstance(made := rows.get(name), Rows) and len(made.heads) == 1 < G]
         if once == ["key", "value"]:
             of_kv = [0] * H
         for name in once if len(once) < 2 else ():
@@ -332,8 +343,8 @@ class Trace:
             elif dim is not None and (where is found.numbers or (where is found.inputs and x.shape[dim] == H)):
                 where.append((name, dim))
                 owner, _, last = name.rpartition(".") if where is found.numbers else ("", "", "")
-                more = [each for each in RUNNING if last == "weight" and hasattr(self.model.get_submodule(owner), each)]
-                where += [(f"{owner}.{each}", dim) for each in more]
+                kept = vars(self.model.get_submodule(owner))["_buffers"] if last == "weight" else {}
+                where += [(f"{owner}.{each}", dim) for each in RUNNING if kept.get(each) is not None]
 
     def _sources(self, name: str, heads: Tensor, H: int) -> dict[str, Rows | str]:
         """Return the rows of the linear modules that made these heads, (B, heads, T, K), or the reason why there are
@@ -374,6 +385,12 @@ class Trace:
                     found.columns, whole = columns_of_heads(x, leaf, found.heads_last)
                     self.whole = self.whole and whole
                     found.unusable = self._unusable(found.columns)
+                if (
+                    not found.unusable
+                    and is_sum(x[..., [*chain(*found.columns)]], leaf)
+                    and not self._own_part(found, x)
+                ):
+                    found.unusable = SUM
                 if is_linear(module):
                     self._find_factor(found, x)
                 if not found.unusable:
@@ -395,6 +412,12 @@ class Trace:
                     )
                 found.also[module] = None
 
+    def _own_part(self, found: Found, x: Tensor) -> bool:
+        """Return whether what is added to the heads is made by linear modules of the layer itself, part by part."""
+        made, _ = rows_of_heads(torch.stack([x[..., list(each)] for each in found.columns], 1), self.leaves, self.paths)
+        around = self.paths[found.module]
+        return not isinstance(made, str) and all(within(rows.path, around) for rows in made)
+
     @staticmethod
     def _reads_elsewhere(found: Found, x: Any) -> bool:
         """Return whether the input of another linear module than W_O comes from the heads, but from other positions, as
@@ -406,7 +429,8 @@ class Trace:
         if x.shape[-1] != found.read.shape[-1] or (x.shape == found.read.shape and torch.equal(x, found.read)):
             return False
         (reached,) = torch.autograd.grad(x.sum(), found.context, retain_graph=True, allow_unused=True)
-        return reached is not None
+        heads = x[..., [*chain(*found.columns)]]
+        return reached is not None and not is_sum(heads, found.context, constant=False)
 
     def _find_factor(self, found: Found, x: Tensor) -> None:
         """Find the factor by which the layer itself multiplies each head, see `learned_factor`.

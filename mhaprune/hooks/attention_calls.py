@@ -50,7 +50,7 @@ class AttentionCalls(TorchFunctionMode):
         for swapped in () if factors.added or not self.products else (False, True):
             weights, value, back = factors.arranged("first", swapped)
             if (size := _size(weights.shape)) in self.products and (options := _weights(weights)):
-                return back(self._weighted(weights, value, options, *self.products[size]))
+                return back(self._weighted(weights, value, options, *self.products[size])).contiguous()
         for swapped in (True, False):
             first, second, _ = factors.arranged("product", swapped)
             lead = torch.broadcast_shapes(first.shape[:-2], second.shape[:-2])

@@ -331,8 +331,9 @@ def name_blocks(paths: Sequence[str]) -> list[BlockId]:
     """Name attention modules: return a site and a layer for each of these paths.
 
     The site is the words of the path, without numbers and without the words that all paths share. The layer is the
-    number that differs between the paths of one site. `model.decoder.layers.3.self_attn` is layer 3 of the site
-    `decoder.self_attn`. If several numbers differ, or none, the paths of a site are counted from 0.
+    number that differs between the paths of one site, or the only number of its only path.
+    `model.decoder.layers.3.self_attn` is layer 3 of the site `decoder.self_attn`. If several numbers differ, or none,
+    the paths of a site are counted from 0.
     """
     split = [path.split(".") if path else [] for path in paths]
     sites = _sites([[part for part in parts if not part.isdecimal()] for parts in split])
@@ -341,8 +342,11 @@ def name_blocks(paths: Sequence[str]) -> list[BlockId]:
         rivals = [other for other, of in zip(split, sites, strict=True) if of == site]
         numbers = [[int(part) for part in other if part.isdecimal()] for other in rivals]
         varying = [i for i, column in enumerate(zip(*numbers, strict=True)) if len(set(column)) > 1]
+        own = [int(part) for part in parts if part.isdecimal()]
         if len(varying) == 1:
-            layer = [int(part) for part in parts if part.isdecimal()][varying[0]]
+            layer = own[varying[0]]
+        elif len(rivals) == len(own) == 1:
+            layer = own[0]
         else:
             layer = sum(block.site == site for block in blocks)
         blocks.append(BlockId(site, layer))

@@ -45,9 +45,9 @@ def hooked(
     given = (gates or {}).items() if window is not None and fallback is None else ()
     near = {name for name, gate in given if name in blocks and (gate.requires_grad or bool((gate != 1).any()))}
 
-    def hook(name: BlockId, block: Block) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
-        features = features_dim(model.get_submodule(block.out))
-
+    def hook(
+        name: BlockId, block: Block, features: int
+    ) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
         def before(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
             x, *own = inputs  # W_O of a layer of ours is also given the scale of its learned gates
             number = calls[name] % block.calls
@@ -85,8 +85,8 @@ def hooked(
         if window is not None and near:
             outputs = stack.enter_context(attention_in_window(model, [blocks[name].path for name in near], window))
         for name, block in blocks.items() if gates is not None or seen is not None else ():
-            before = hook(name, block)
-            for path in block.readers:
+            for path, out in zip(block.readers, block.outs, strict=True):
+                before = hook(name, block, features_dim(model.get_submodule(out)))
                 stack.callback(model.get_submodule(path).register_forward_pre_hook(before).remove)
         yield calls
 

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 def is_linear(module: Any) -> bool:
     """Return whether a module is one linear map at all positions: that of torch, GPT-2's `Conv1D`, whose weight is
     transposed, or a 1×1 convolution."""
-    at_one_place = is_convolution(module) and {*module.kernel_size, *module.stride} == {1} and not any(module.padding)
+    at_one_place = is_convolution(module) and {*module.kernel_size, *module.stride} == {1}
+    at_one_place = at_one_place and (isinstance(module.padding, str) or not any(module.padding))
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D" or at_one_place
 
 
 def is_convolution(module: Any) -> bool:
     """Return whether a module is a convolution in which each output feature has weights of its own."""
-    kinds = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-    return kinds and module.groups == 1 and not isinstance(module.padding, str)
+    return isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and module.groups == 1
 
 
 def features_dim(module: Any) -> int:

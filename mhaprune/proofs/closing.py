@@ -3,9 +3,10 @@ them, as with an adapter that is not merged.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from mhaprune.discovery.layouts import LORA
 from mhaprune.discovery.neurons import name_neurons
+from mhaprune.heads import BlockId
 from mhaprune.hooks.attention_calls import AttentionCalls
 from mhaprune.hooks.blocks import Block, Unsupported, within
 from mhaprune.hooks.pytree import mapped, same_tensor, tensors_in
@@ -25,7 +27,7 @@ def closed_whole(subject: Any, batch: Any) -> tuple[Any, tuple[str, ...], Any]:
     each reads the same neurons as another, and what the model says of the batch. Raises `Unsupported`, which names the
     map, if there is no place for the gates of heads."""
     beside, output = _read_beside(subject, batch)
-    leaks = set(_leaking(subject, batch)) if beside else set()
+    leaks = {subject.by_name[name].out for name in beside if _leaks(subject, batch, name)}
     readers = Counter(source.rows for block in subject.blocks if block.kind == "neuron" for source in block.made_by)
     wrapped = leaks | {
         block.out for block in subject.blocks if any(readers[source.rows] > 1 for source in block.made_by)
@@ -50,40 +52,63 @@ def closed_whole(subject: Any, batch: Any) -> tuple[Any, tuple[str, ...], Any]:
     if not blocks:
         return subject, tuple(out_of), output
     subject = subject.changed(blocks=tuple(blocks), names=tuple(names))
-    for out in _leaking(subject, batch) if leaks else ():
-        raise Unsupported(
-            f"{out}: is not all that reads its units, so closing them leaves a part of what they say; gate what reads"
-            " them, or merge it into this map first"
-        )
+    for name, block in subject.by_name.items() if leaks else ():
+        if _leaks(subject, batch, name):
+            raise Unsupported(
+                f"{block.out}: is not all that reads its units, so closing them leaves a part of what they say; gate"
+                " what reads them, or merge it into this map first"
+            )
     return subject, tuple(out_of), output
 
 
 @torch.enable_grad()
-def _read_beside(subject: Any, batch: Any) -> tuple[bool, Any]:
-    """Return whether outputs come from the units by another way than through the maps that are gated, and the outputs.
-    The graph of one pass tells; whether a way that it shows has an effect, only `_leaking` does."""
-    maps = set[Any]()
+def _read_beside(subject: Any, batch: Any) -> tuple[list[BlockId], Any]:
+    """Return the blocks from whose units outputs come by another way than through the maps that are gated, and the
+    outputs. The graph of one pass tells; whether a way that it shows has an effect, only `_leaks` does."""
+    maps: dict[str, set[Any]] = {path: set() for block in subject.blocks for path in block.outs}
 
-    def passed(module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
-        if len([*tensors_in((inputs, named))]) == 1:
-            maps.update(x.grad_fn for x in tensors_in(output))
+    def passing(path: str) -> Any:
+        def passed(module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+            if len([*tensors_in((inputs, named))]) == 1:
+                maps[path].update(x.grad_fn for x in tensors_in(output))
+
+        return passed
 
     with ExitStack() as stack:
-        for out in {path for block in subject.blocks for path in block.outs}:
-            module = subject.module.get_submodule(out)
-            stack.callback(module.register_forward_hook(passed, with_kwargs=True).remove)
+        for path in maps:
+            module = subject.module.get_submodule(path)
+            stack.callback(module.register_forward_hook(passing(path), with_kwargs=True).remove)
         leaves = stack.enter_context(_with_zeros(subject))
         output = subject.run_gated(batch)
-    ends = {id(leaf) for each in leaves.values() for leaf in each}
-    found, ahead = maps, [x.grad_fn for x in tensors_in(output)]
+    ends: set[Any] = {x.grad_fn for x in tensors_in(output) if x.grad_fn is not None}
+    above: dict[Any, list[Any]] = {}
+    begins: dict[int, Any] = {}
+    ahead = [*ends]
     while ahead:
-        if (node := ahead.pop()) is None or node in found:
-            continue
-        if id(getattr(node, "variable", None)) in ends:
-            return True, mapped(output, Tensor.detach)
-        found.add(node)
-        ahead += [below for below, _ in node.next_functions]
-    return False, mapped(output, Tensor.detach)
+        node = ahead.pop()
+        begins[id(getattr(node, "variable", None))] = node
+        for below in (below for below, _ in node.next_functions if below is not None):
+            ahead += [below] * (below not in above)
+            above.setdefault(below, []).append(node)
+    beside = []
+    for name, block in subject.by_name.items():
+        own = set().union(*(maps[path] for path in block.outs))
+        ahead = [begins[id(leaf)] for leaf in _of_units(block, leaves) if id(leaf) in begins]
+        seen = {*ahead}
+        while ahead:
+            if (node := ahead.pop()) in ends:
+                beside.append(name)
+                break
+            further = [each for each in above.get(node, ()) if each not in own and each not in seen]
+            seen.update(further)
+            ahead += further
+    return beside, mapped(output, Tensor.detach)
+
+
+def _of_units(block: Block, leaves: Mapping[str, list[Tensor]]) -> list[Tensor]:
+    """Return the zeros that are added to what makes the units of a block, see `_with_zeros`."""
+    paths = [block.path] if block.attends else [source.rows.path for source in block.made_by]
+    return [leaf for path in paths for leaf in leaves.get(path, ())]
 
 
 @contextmanager
@@ -119,29 +144,25 @@ def _with_zeros(subject: Any) -> Iterator[dict[str, list[Tensor]]]:
 
 
 @torch.enable_grad()
-def _leaking(subject: Any, batch: Any) -> Iterator[str]:
-    """Yield the maps whose units still change an output while all of them are closed: outputs must have no derivative
-    in the zeros that are added to what these maps read."""
-    read: dict[str, Tensor] = {}
-
-    def seen(name: Any, x: Tensor) -> None:
-        read.setdefault(subject.by_name[name].out, x)
-
+def _leaks(subject: Any, batch: Any, name: BlockId) -> bool:
+    """Return whether units of a block still change an output while they are closed: if not, outputs have no derivative
+    in the zeros that are added to what makes these units. Other units stay open, half of those of this block too:
+    closed, they would hide what goes through them, or is multiplied with them."""
+    read: dict[BlockId, Tensor] = {}
+    block = subject.by_name[name]
+    half = (block.heads + 1) // 2
+    gates = all_open(subject, 1)[0].clone()
+    gates[subject.grid.positions(name)[:half]] = 0
     with _with_zeros(subject) as leaves:
-        outputs = subject.real_outputs(subject.run_gated(batch, 0 * all_open(subject, 1)[0], seen=seen), batch)
-    if not outputs.requires_grad:
-        return
+        outputs = subject.real_outputs(subject.run_gated(batch, gates, seen=read.setdefault), batch)
+    mine, x = _of_units(block, leaves), read.get(name)
+    if not mine or not outputs.requires_grad or x is None or not x.requires_grad:
+        return False
     weights = torch.linspace(0.5, 1.5, outputs.numel()).to(outputs).view(outputs.shape)
-    every = [leaf for each in leaves.values() for leaf in each]
-    gradients = torch.autograd.grad((outputs * weights).sum(), every, retain_graph=True, allow_unused=True)
-    moved = {id(leaf) for leaf, g in zip(every, gradients, strict=True) if g is not None and bool(g.any())}
-    for block in subject.blocks:
-        paths = [block.path] if block.attends else [source.rows.path for source in block.made_by]
-        mine = [leaf for path in paths for leaf in leaves.get(path, ()) if id(leaf) in moved]
-        if mine and (x := read.get(block.out)) is not None and x.requires_grad:
-            of_units = torch.autograd.grad(x.sum(), mine, retain_graph=True, allow_unused=True)
-            if any(each is not None for each in of_units):
-                yield block.out
+    grad = partial(torch.autograd.grad, inputs=mine, retain_graph=True, allow_unused=True)
+    closed = x[..., [column for unit in block.columns[:half] for column in unit]]
+    pairs = zip(grad((outputs * weights).sum()), grad(closed.sum()), strict=True)
+    return any(None not in pair and bool(((pair[0] != 0) & (pair[1] != 0)).any()) for pair in pairs)
 
 
 def _around(subject: GatedModel, batch: Any, outs: set[str]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from mhaprune.measure.outcomes import MAX_DIFFERENCE, all_open, apart, gate_effe
 from mhaprune.proofs.block_by_block import BlockProof, largest, rounding
 from mhaprune.subject import Batch
 from mhaprune.subjects.gated_model import GatedModel
+from mhaprune.surgery.removal import MustKeep
 
 TOUCHED = 2**26
 """The largest number of weights that one mask of the proof leaves in the blocks that it touches."""
@@ -135,8 +136,15 @@ def _removed(
 ) -> tuple[float, str]:
     """Return the largest difference when heads of these blocks are removed, and a reason if that is no removal."""
     worst = float("nan")
+    differences: list[float] = []
     try:
-        worst = largest([difference(mask) for mask in _masks(subject, names)])  # one after the other, for memory
+        for mask in _masks(subject, names):  # one after the other, for memory
+            try:
+                differences.append(difference(mask))
+            except MustKeep:
+                if not differences:
+                    raise
+        worst = largest(differences)
     except Unsupported as error:
         return worst, str(error)
     except Exception as error:  # of a model that may be anybody's

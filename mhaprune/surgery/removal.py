@@ -48,6 +48,10 @@ WIDTHS_OF_ONE = ("head_dim", "head_width", "head_size", "dim_head")
 """Parts of names of attributes that hold the width of one head, which stays."""
 
 
+class MustKeep(Unsupported):
+    """A layer that cannot lose all of its heads, but some."""
+
+
 def keep_heads(model: nn.Module, path: str, kept: Sequence[int]) -> None:
     """Remove the other heads of the `MultiHeadAttention` at `path`, in place; `kept` are positions in the layer."""
     layer: Any = model.get_submodule(path)
@@ -107,7 +111,7 @@ def remove_heads(
             resize(out, columns=[column for column in range(weight_of(out).shape[1]) if column not in gone])
             if stay and not keep:
                 if block.columns[0][0] - bisect_left(gone, block.columns[0][0]) > 0:
-                    raise Unsupported(f"{block.path}: must keep a head, because {path} reads others before its heads")
+                    raise MustKeep(f"{block.path}: must keep a head, because {path} reads others before its heads")
                 weight_of(out).data[:, : len(block.columns[0])] = 0
                 cut.attributes[path] = {"silent_columns": len(block.columns[0])}
             cut.shapes[path] = list(out.weight.shape)
@@ -146,7 +150,7 @@ def held_weights(model: nn.Module, block: Block) -> Tensor:
         users = Counter(source.of)
         held += torch.tensor([per_row * len(source.rows.heads[part]) / users[part] for part in source.of])
     parameters = dict(model.named_parameters())
-    if not _shares_its_bias(model.get_submodule(block.path)):
+    if block.heads and not _shares_its_bias(model.get_submodule(block.path)):
         held += sum(parameters[path].numel() / block.heads for path, _ in block.numbers if path in parameters)
     return held if block.call is None else held / block.calls
 

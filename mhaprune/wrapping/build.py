@@ -92,7 +92,7 @@ class ModelWithData:
         return {
             **sets,
             QUALITY_NAME: self.quality_name,
-            TIMED_NAME: "a forward pass",
+            TIMED_NAME: "a forward pass" + f" in {self.subject.runtime}" * (self.subject.runtime != "torch"),
             LOSS_UNIT: unit_of(self.subject.loss),
         }
 

@@ -4,12 +4,13 @@ Dimensions: B = batch, T = positions, N = all heads, M = masks.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Self
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +35,16 @@ from mhaprune.subjects.unit_sets import COUNTED, calls_of, of_all_calls, sets_of
 from mhaprune.wrapping.caches import held_by, parts_of
 from mhaprune.wrapping.own_gates import own_factors, with_factors_of
 from mhaprune.wrapping.padding import masks_in, masks_of_modules
+from mhaprune.wrapping.served import Runtime, served
 
 log = logging.getLogger(__name__)
 
 MANY = 8
 """The number of masks from which a measurement is looked for in the cache, which takes a pass."""
+
+
+HELD = 32
+"""The number of calls of models in another runtime that are remembered: a dense model is asked for again and again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +77,8 @@ class WrappedModel(GatedModel):
     """The same model with its single heads, if the grid counts sets or calls of them."""
     sample: Batches | None = None
     """An example that the model can be called with."""
+    runtime: Runtime = "torch"
+    """What computes the model where it is timed, and where `in_runtime` is asked for."""
     facts: dict[str, Any] = field(default_factory=dict, repr=False)
     """Facts about the modules of the model and of its smaller copies, by name, once they are known."""
     _known: WeakKeyDictionary[Batches, dict[str, Any]] = field(default_factory=WeakKeyDictionary, repr=False)
@@ -168,7 +176,7 @@ class WrappedModel(GatedModel):
         if self.single is None:
             smaller = super().without(mask, shared)
             return smaller if self.sample is None else with_factors_of(smaller, self, self.run, self.sample)
-        single = self.single.changed(run=self.run)  # which `changed` may have replaced
+        single = self.single.changed(run=self.run, runtime=self.runtime)  # which `changed` may have replaced
         return single.without(self.mask_of_heads(mask), shared)._grouped(self.unit)
 
     def learned_gates(self) -> Tensor | None:
@@ -387,8 +395,30 @@ class WrappedModel(GatedModel):
         return torch.cat([largest_probability(self.predict(batch)) for batch, _ in batches])[order.argsort()]
 
     def predict(self, batch: Batches) -> Any:
+        if self.runtime != "torch":
+            return self._served.run(self._served.model, self.placed(batch).arguments())
         with torch.no_grad(), at_rest(self.model):
             return self.call(self.placed(batch))
+
+    def in_runtime(self) -> Self:
+        """Return the subject as its runtime computes it, without gates."""
+        if self.runtime == "torch":
+            return self
+        sample = self.placed(self.sample) if self.sample is not None else None
+        if sample is None or self.window is not None:
+            raise Unsupported(f"runtime={self.runtime}: heads that stream cannot be exported")
+        model = served(self.model, lambda model: self.run(model, sample.arguments()), self.runtime)
+        return self.changed(model=model, runtime="torch")
+
+    @cached_property
+    def _served(self) -> Self:
+        """The subject as its runtime computes it. Times do not depend on weights, so models of one shape share it."""
+        known, held = self.facts.setdefault("served", (WeakValueDictionary(), deque(maxlen=HELD)))
+        shape = (self.runtime, *(tuple(x.shape) for x in self.model.parameters()))
+        if (found := known.get(shape)) is None:
+            found = known[shape] = self.in_runtime()
+        held.append(found)
+        return found
 
     def count_flops(self, batch: Batches) -> int:
         """Count with torch's counter. Fused attention is switched off, because the counter does not see it."""

@@ -166,7 +166,10 @@ REFUSED = {
         ("schedule=[greedy,greedy_refit]", "schedule=[greedy,greedy_refit]: must name at least one that uses scores"),
         ("schedule=[]", "schedule=[]: must name at least one that uses scores, for example one_shot"),
         ("schedule.greedy.keep_at_least=2", "left in every block only 12 of 24 may go"),
-        ("schedule=iterative", "scorer=gate: needs learned gates, so gate=softmax and a schedule"),
+        (
+            "schedule=iterative",
+            "scorer=gate: needs learned gates, one number per head for all inputs: gate=softmax and a schedule",
+        ),
         ("scorer=[random]", "scorer=['random']: must name at least one scorer beside a control"),
         ("recovery=refit", "recovery=[refit]: experiment=compare recovers nothing, experiment=prune does"),
     ],

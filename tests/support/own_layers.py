@@ -137,3 +137,16 @@ def effect(model: nn.Module, outs: Sequence[str], layer: int, head: int) -> floa
         return float(nn.functional.cross_entropy(logits, torch.cat([batch["labels"] for batch in data])))
 
     return loss(shut) - loss(model)
+
+
+def check_refit(kind: Any) -> None:
+    """Check that a refit brings back a part of what a removal lost, on the examples that it was fitted to."""
+    model = made(kind)
+    heads = wrapped(model)
+    plain, fitted = (heads.prune(mask=GONE, refit=refit) for refit in (False, True))
+
+    def error(small: nn.Module) -> float:
+        with torch.no_grad():
+            return sum(float((call(small, batch) - call(model, batch)).square().sum()) for batch in batches())
+
+    assert error(fitted) < error(plain)

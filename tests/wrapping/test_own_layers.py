@@ -1,7 +1,5 @@
 """Attention as others write it: by any product, in any order of dimensions, with sizes named in any way."""
 
-import copy
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import mhaprune
-from mhaprune.surgery.handed_weights import with_called_maps
 from mhaprune_literature.attention import Confidence
-from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, batches, call, check, closed, made, wrapped
+from support.own_layers import HEADS, WIDTH, Layer, Net, apart, check, check_refit, closed, made, wrapped
 
 K = WIDTH // HEADS
 
@@ -125,90 +121,6 @@ class Unflattened(Layer):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (each(x).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.W_q, self.W_k, self.W_v))
         return self.W_o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
-class ByFunction(Layer):
-    """`F.multi_head_attention_forward` with the weights of modules that nobody calls."""
-
-    need_weights = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def options(self, T: int) -> dict[str, Any]:
-        return {}
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.transpose(0, 1)
-        bias = torch.cat([self.W_q.bias, self.W_k.bias, self.W_v.bias])
-        said, _ = F.multi_head_attention_forward(
-            *(y, y, y, WIDTH, self.num_heads, torch.empty(0), bias, None, None, False, 0.0),
-            *(self.W_o.weight, self.W_o.bias, self.training),
-            need_weights=self.need_weights,
-            use_separate_proj_weight=True,
-            q_proj_weight=self.W_q.weight,
-            k_proj_weight=self.W_k.weight,
-            v_proj_weight=self.W_v.weight,
-            **self.options(x.shape[1]),
-        )
-        return said.transpose(0, 1)
-
-
-class Causal(ByFunction):
-    need_weights = True
-
-    def options(self, T: int) -> dict[str, Any]:
-        return {"attn_mask": torch.ones(T, T, dtype=torch.bool).triu(1)}
-
-
-class Concatenated(ByFunction):
-    """The weights of three modules, side by side."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y, joint = x.transpose(0, 1), torch.cat([self.W_q.weight, self.W_k.weight, self.W_v.weight])
-        more: Any = (joint, None, None, None, False, 0.0, self.W_o.weight, self.W_o.bias, False)
-        return F.multi_head_attention_forward(y, y, y, WIDTH, HEADS, *more)[0].transpose(0, 1)
-
-
-class Packed(Layer):
-    """One module makes queries, keys and values, and the function is handed its weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.W_o = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.transpose(0, 1)
-        more: Any = (self.qkv.weight, self.qkv.bias, None, None, False, 0.0, self.W_o.weight, self.W_o.bias)
-        return F.multi_head_attention_forward(y, y, y, WIDTH, self.num_heads, *more, self.training)[0].transpose(0, 1)
-
-
-class Handed(Layer):
-    """W_O's weight, and that of the queries, are handed to F.linear."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q = self.fold(F.linear(x, self.W_q.weight))
-        k, v = self.fold(self.W_k(x)), self.fold(self.W_v(x))
-        said = ((q @ k.mT).softmax(-1) @ v).unflatten(0, (-1, self.num_heads))
-        return F.linear(said.transpose(1, 2).flatten(2), self.W_o.weight)
-
-
-class InWindowsGrouped(nn.Module):
-    """Windows stand before heads, and the fused function repeats the keys of two heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_heads, self.num_kv = HEADS, 2
-        self.W_q, self.W_o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.W_k, self.W_v = nn.Linear(WIDTH, 2 * K), nn.Linear(WIDTH, 2 * K)
-
-    def forward(self, x: Tensor) -> Tensor:
-        B, T, _ = x.shape
-        y = F.pad(x, (0, 0, 0, -T % 3)).reshape(-1, 3, WIDTH)
-        q, k, v = (f(y).unflatten(-1, (-1, K)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
-        said = F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2)
-        return self.W_o(said.reshape(B, -1, said.shape[-1])[:, :T])
 
 
 class InScores(Layer):
@@ -356,7 +268,7 @@ class InPieces(Layer):
 
 KINDS: list[Callable[[], nn.Module]] = [
     *(ByEinsum, KeysFirst, HeadsFirst, Dotted, Layer, Transposed, OverQueries, Windows, HeadsBeforeWindows),
-    *(Unflattened, ByFunction, Causal, Concatenated, Packed, Handed, InScores, InALayer),
+    *(Unflattened, InScores, InALayer),
     *(ByChannel, ByNumbers, OfImages, NormedByHead, InPieces, Parameters, Matrices, WeightOnly),
 ]
 
@@ -380,80 +292,6 @@ def test_attention_weights_are_shown_or_refused(kind: Any, shown: bool) -> None:
         return
     [seen, _] = heads.subject.attention_maps(heads.splits["score"].batches(6).__iter__().__next__()).values()
     torch.testing.assert_close(seen.weights.sum(-1), torch.ones(seen.weights.shape[:-1]))
-
-
-class Grouped(nn.Module):
-    """Grouped queries in one's own code: keys are repeated before the product."""
-
-    def __init__(self, parts: int = 2) -> None:
-        super().__init__()
-        self.n_heads, self.n_kv_heads, self.n_rep = HEADS, parts, HEADS // parts
-        self.wq, self.W_o = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
-        self.wk, self.wv = (nn.Linear(WIDTH, parts * K, bias=False) for _ in range(2))
-
-    def repeat(self, x: Tensor) -> Tensor:
-        """(B, T, G, K) for every head, (B, T, H, K)."""
-        return x[:, :, :, None].expand(-1, -1, -1, self.n_rep, -1).flatten(2, 3)
-
-    def kv(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.wk(x), self.wv(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q = self.wq(x).view(*x.shape[:2], self.n_heads, K)
-        k, v = (self.repeat(y.view(*x.shape[:2], self.n_kv_heads, K)) for y in self.kv(x))
-        said = F.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)), is_causal=True)
-        return self.W_o(said.transpose(1, 2).flatten(2))
-
-
-class Interleaved(Grouped):
-    def repeat(self, x: Tensor) -> Tensor:
-        return x.repeat_interleave(self.n_rep, dim=2)
-
-
-class InTurns(Grouped):
-    """Head after head reads the next part."""
-
-    def repeat(self, x: Tensor) -> Tensor:
-        return x.repeat(1, 1, self.n_rep, 1)
-
-
-class FusedParts(Grouped):
-    """One module makes keys and values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wkv = nn.Linear(WIDTH, 4 * K, bias=False)
-        del self.wk, self.wv
-
-    def kv(self, x: Tensor) -> Any:
-        return self.wkv(x).chunk(2, dim=-1)
-
-
-class OnePart(Grouped):
-    def __init__(self) -> None:
-        super().__init__(1)
-
-
-WHOLE, SINGLE, ONE_EACH = {0: [2, 3], 1: [0, 1]}, {0: [3], 1: [0, 2, 3]}, {0: [0, 2], 1: [1, 3]}
-
-
-@pytest.mark.parametrize("kind", [Grouped, Interleaved, InTurns, FusedParts, OnePart, InWindowsGrouped])
-@pytest.mark.parametrize("gone", [WHOLE, SINGLE, ONE_EACH], ids=["whole", "single", "one of each"])
-def test_keys_that_a_layer_repeats_go_with_their_heads(kind: Any, gone: dict[int, list[int]], tmp_path: Path) -> None:
-    model, _, small = check(kind, tmp_path, gone=gone)
-    again = wrapped(small)
-    left = next(head.head for head in again.grid if head.layer == 0)
-    outs = ["layers.0.W_o", "layers.1.W_o"]
-    assert apart(again.prune(mask={0: [left]}), closed(model, outs, {0: [*gone[0], left], 1: gone[1]})) < 1e-9
-
-
-def test_groups_of_heads_are_units_too() -> None:
-    model = made(Grouped).double()
-    groups = wrapped(model).units("group")
-    assert len(groups.grid) == 4
-    small: Any = groups.prune(mask={0: [0]})
-    assert small.layers[0].wk.out_features == K
-    assert apart(small, closed(model, ["layers.0.W_o"], {0: [0, 1]})) < 1e-9
 
 
 class WithoutWeight(Net):
@@ -502,185 +340,49 @@ def test_what_is_no_attention_is_refused_in_one_line(net: type[Net], why: str) -
     assert "\n" not in str(refused.value)
 
 
-class Masked(ByFunction):
-    """A causal mask and padding, as numbers and as truths; weights are asked for in every second layer."""
-
-    def options(self, T: int) -> dict[str, Any]:
-        padding = torch.zeros(self.examples, T).index_fill(1, torch.tensor([T - 1]), -1.5)
-        return {"attn_mask": torch.ones(T, T).triu(1) * -2.0, "key_padding_mask": padding}
+class ByView(Layer):
+    """Values times weights, transposed, then a view that needs the numbers in order."""
 
     def forward(self, x: Tensor) -> Tensor:
-        self.examples = len(x)
-        return super().forward(x)
-
-
-def test_functional_attention_step_by_step_is_that_of_torch() -> None:
-    model = made(Masked)
-    model.layers[1].need_weights = True  # type: ignore[assignment]
-    ours = with_called_maps(model, lambda model: call(model, batches()[0]))
-    assert ours is not model
-    assert apart(ours, model) < 1e-6
-
-
-class Joint(nn.Module):
-    """Two streams attend together, and each has an output projection of its own, as in Stable Diffusion 3."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_heads, self.qkv, self.add_qkv = HEADS, nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
-        self.W_o, self.to_add_out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def through(self, said: Tensor) -> Tensor:
-        """Change the outputs of the heads, (B, H, T, K)."""
-        return said
-
-    def forward(self, x: Tensor) -> Tensor:
-        few, many = x[:, :2], x[:, 2:]
-        both = torch.cat([self.add_qkv(few), self.qkv(many)], dim=1)
-        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in both.chunk(3, -1))
-        said = self.through(F.scaled_dot_product_attention(q, k, v)).transpose(1, 2).flatten(2)
-        return torch.cat([self.to_add_out(said[:, :2]), self.W_o(said[:, 2:])], dim=1)
-
-
-class JointGated(Joint):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gates = nn.Parameter(torch.linspace(-1, 2, HEADS))
-
-    def through(self, said: Tensor) -> Tensor:
-        return said * self.gates.softmax(0)[:, None, None]
-
-
-def of_both(model: nn.Module, gone: dict[int, list[int]]) -> nn.Module:
-    first = closed(model, [f"layers.{n}.W_o" for n in range(2)], gone)
-    return closed(first, [f"layers.{n}.to_add_out" for n in range(2)], gone)
-
-
-@pytest.mark.parametrize("kind", [Joint, JointGated])
-def test_heads_that_two_maps_read_at_different_positions_are_closed_and_cut_in_both(kind: Any, tmp_path: Path) -> None:
-    model = made(kind).double()
-    heads = wrapped(model)
-    assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
-    with heads.closed(GONE) as gated:
-        assert apart(gated, of_both(model, GONE)) < 1e-9
-    for gone in (GONE, {0: [0, 1, 2, 3], 1: [2]}):
-        small: Any = heads.prune(mask=gone)
-        assert apart(small, of_both(model, gone)) < 1e-9
-        mhaprune.save(small, tmp_path)
-        assert apart(mhaprune.load(tmp_path, model=made(kind, seed=5).double()), small) == 0
-    assert small.layers[1].to_add_out.in_features == small.layers[1].W_o.in_features == WIDTH - K
-    shut, effects = batches(), heads.score("ablation").sort_index()["score"].tolist()
-    for n, score in enumerate(effects):
-        one = of_both(model, {n // HEADS: [n % HEADS]})
-        with torch.no_grad():
-            losses = [
-                torch.cat([F.cross_entropy(call(of, each), each["labels"], reduction="none") for each in shut]).mean()
-                for of in (one, model)
-            ]
-        assert abs(float(losses[0] - losses[1]) - score) < 1e-6
-
-
-def test_scores_by_the_weights_of_one_w_o_are_refused_for_joint_attention() -> None:
-    heads = wrapped(made(Joint))
-    with pytest.raises(ValueError, match=r"needs one W_O for all positions, layers.0 has .*to_add_out, .*W_o; leave"):
-        heads.score("magnitude")
-    held = heads.subject.held_weights().tolist()
-    assert held[0] == 2 * WIDTH * K + 2 * 3 * K * (WIDTH + 1)
-
-
-def test_a_refit_of_joint_attention_is_better_than_none() -> None:
-    check_refit(Joint)
-
-
-class OntoScores(Layer):
-    """The scores of a layer are added to those of the next, as in PatchTST."""
-
-    fused = False
-
-    def forward(self, x: Tensor, before: Tensor | None = None) -> Any:
+        B, T, _ = x.shape
         q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
-        scores = q @ k.mT
-        if self.fused:
-            said = F.scaled_dot_product_attention(q, k, v, attn_mask=before)
-        else:
-            said = (scores if before is None else scores + before).softmax(-1) @ v
-        return self.W_o(said.transpose(1, 2).flatten(2)), scores
+        weights = (q @ k.mT).softmax(-1)
+        return self.W_o((v.mT @ weights.mT).view(B, -1, T).mT)
 
 
-class OntoMask(OntoScores):
-    fused = True
+class Padded(ByChannel):
+    """Paddings named by words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_k, self.W_o = nn.Conv1d(WIDTH, WIDTH, 3, padding="same"), nn.Conv1d(WIDTH, WIDTH, 1, padding="same")
 
 
-class Onward(Net):
+@pytest.mark.parametrize("kind", [ByView, Padded])
+def test_what_a_layer_names_in_its_own_way_is_cut(kind: Any, tmp_path: Path) -> None:
+    check(kind, tmp_path)
+
+
+class ByPosition(Layer):
+    """Weights that no query makes: a layer before it has a product of the same size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(HEADS, 12, 12))
+
     def forward(self, x: Tensor) -> Tensor:
-        y, scores = self.embed(x), None
-        for layer in self.layers:
-            out, scores = layer(y, scores)
-            y = y + out
-        return self.end(y.mean(1))
+        v = self.W_v(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        weights = self.places[:, : x.shape[1], : x.shape[1]].softmax(-1)
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("kind", [OntoScores, OntoMask])
-def test_layers_that_hand_scores_on_are_gated_and_say_that_their_heads_could_only_go_together(kind: Any) -> None:
-    model = made(kind, Onward).double()
+def test_weights_of_another_product_are_not_those_of_an_earlier_layer() -> None:
+    kinds = iter([ByEinsum, ByPosition])
+    model = made(lambda: next(kinds)()).double()
     heads = wrapped(model)
-    assert re.search(
-        r"none removable: layers.0: layers.0.W_[qk] makes scores of layers.0 and of layers.1, whose heads", repr(heads)
-    )
-    with heads.closed(GONE) as gated:
-        assert apart(gated, closed(model, ["layers.0.W_o", "layers.1.W_o"])) < 1e-9
-
-
-class Turned(Layer):
-    """The width of a head stands before the heads, so that W_O reads the heads in turns."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (f(x).unflatten(-1, (-1, self.num_heads)).permute(0, 3, 1, 2) for f in (self.W_q, self.W_k, self.W_v))
-        return self.W_o(F.scaled_dot_product_attention(q, k, v).permute(0, 2, 3, 1).flatten(2))
-
-
-def test_columns_of_heads_may_stand_in_turns() -> None:
-    model: Any = made(Turned).double()
-    shut: Any = copy.deepcopy(model)
-    with torch.no_grad():
-        for n, heads in {0: [1, 3], 1: [0, 1, 2, 3]}.items():
-            for h in heads:
-                shut.layers[n].W_o.weight[:, h::HEADS] = 0
-    assert apart(wrapped(model).prune(mask={0: [1, 3], 1: [0, 1, 2, 3]}), shut) < 1e-9
-
-
-class NearAndFar(Layer):
-    """Two calls of attention, and one W_O for both."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
-        far = F.scaled_dot_product_attention(q[:, :2], k[:, :2], v[:, :2])
-        near = F.scaled_dot_product_attention(q[:, 2:], k[:, 2:], v[:, 2:], is_causal=True)
-        return self.W_o(torch.cat([far, near], 1).transpose(1, 2).flatten(2))
-
-
-def test_heads_of_two_calls_that_one_map_reads_are_all_gated() -> None:
-    model = made(NearAndFar).double()
-    heads, outs = wrapped(model), ["layers.0.W_o", "layers.1.W_o"]
-    assert "8 heads in 2 blocks" in repr(heads)
-    assert "none removable: layers.0: its heads are computed by several calls of attention" in repr(heads)
-    with heads.closed(GONE) as gated:
-        assert apart(gated, closed(model, outs)) < 1e-9
-    with pytest.raises(ValueError, match="needs attention weights"):
-        heads.score(Confidence())
+    assert repr(heads) == "4 heads in 1 block, all with an effect, all removable; not seen: layers.1"
+    assert apart(heads.prune(mask={0: [1]}), closed(model, ["layers.0.W_o"], {0: [1]})) < 1e-9
 
 
 def test_a_refit_of_a_convolution_is_better_than_none() -> None:
     check_refit(OfImages)
-
-
-def check_refit(kind: Any) -> None:
-    model = made(kind)
-    heads = wrapped(model)
-    plain, fitted = (heads.prune(mask=GONE, refit=refit) for refit in (False, True))
-
-    def error(small: nn.Module) -> float:
-        with torch.no_grad():
-            return sum(float((call(small, batch) - call(model, batch)).square().sum()) for batch in batches())
-
-    assert error(fitted) < error(plain)

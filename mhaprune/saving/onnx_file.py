@@ -1,0 +1,79 @@
+"""Write a traced model as a file of ONNX, in float32 or in int8, and compute with it in onnxruntime."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.hooks.eval_mode import switched_off
+from mhaprune.hooks.pytree import mapped, tensors_in
+
+LARGEST_FILE = 1_500_000_000
+"""Number of bytes of weights from which a second file holds them: one file of ONNX holds two gigabytes."""
+NEEDED = "needs onnx, onnxscript and onnxruntime: pip install 'mhaprune[onnx]'"
+
+
+def runtime() -> Any:
+    """Return the module onnxruntime. Raises ValueError, with the line that installs it."""
+    try:
+        importlib.import_module("onnxscript")
+        return importlib.import_module("onnxruntime")
+    except ImportError:
+        raise ValueError(NEEDED) from None
+
+
+def write_onnx(program: Any, file: Path, int8: bool = False) -> None:
+    """Write a program of `torch.export`. With `int8`, the weights of matrix products are rounded to 8 bits, with a
+    scale for each output feature, and what they read is rounded while the model runs (dynamic quantisation)."""
+    runtime()
+    written: Any = torch.onnx.export(program, (), dynamo=True, verbose=False)
+    size = sum(tensor.nbytes for tensor in program.state_dict.values())
+    whole = file.with_name(f"whole-{file.name}") if int8 else file
+    written.save(whole, external_data=size > LARGEST_FILE)
+    if int8:
+        quantization = importlib.import_module("onnxruntime.quantization")
+        kind = quantization.QuantType.QInt8
+        large = {"use_external_data_format": True} if size > LARGEST_FILE else {}
+        quantization.quantize_dynamic(str(whole), str(file), per_channel=True, weight_type=kind, **large)
+        for each in whole.parent.glob(f"{whole.name}*"):
+            each.unlink()
+
+
+def session_of(file: Path, threads: int) -> Any:
+    """Return a session of onnxruntime on the processor, with as many threads."""
+    ort = runtime()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+
+def computed(session: Any, inputs: Any, named: Mapping[str, Any]) -> Sequence[Tensor]:
+    """Return what a session computes from the arguments of the model that was exported."""
+    names = [each.name for each in session.get_inputs()]
+    by_name = {*names} <= {*named}  # what the model does not read is no input of the file
+    given = [named[name] for name in names] if by_name else [*tensors_in((inputs, named))]
+    tensors = [tensor.detach().numpy() for tensor in given]
+    return [torch.from_numpy(each) for each in session.run(None, dict(zip(names, tensors, strict=True)))]
+
+
+def twice(inputs: Any, named: Any) -> Any:
+    """Return arguments of one example as those of two: of one, an export makes a model that can take no more."""
+    return mapped((inputs, named), lambda x: torch.cat([x, x]) if x.dim() and len(x) == 1 else x)
+
+
+def traced_program(model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Return a program of `torch.export`, without a cache of keys and values."""
+    sizes: Any = {name: _varied(value) for name, value in named.items()} or tuple(map(_varied, inputs))
+    with switched_off([("use_cache", getattr(part, "config", None)) for part in model.modules()]):
+        return torch.export.export(model, inputs, named, dynamic_shapes=sizes, strict=False)
+
+
+def _varied(value: Any) -> Any:
+    """Return the dimensions of an input that may change: the examples, and the positions of a tensor with two
+    dimensions."""
+    if not isinstance(value, Tensor):
+        return None
+    return dict.fromkeys(range(min(2 if value.dim() == 2 else 1, value.dim())), torch.export.Dim.AUTO)

@@ -1,0 +1,286 @@
+"""What reads the outputs of the heads: one W_O, several, or more than that."""
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mhaprune
+from mhaprune_literature.attention import Confidence
+from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, batches, call, check_refit, closed, made, wrapped
+
+K = WIDTH // HEADS
+
+
+class Joint(nn.Module):
+    """Two streams attend together, and each has an output projection of its own, as in Stable Diffusion 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.qkv, self.add_qkv = HEADS, nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.W_o, self.to_add_out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def through(self, said: Tensor) -> Tensor:
+        """Change the outputs of the heads, (B, H, T, K)."""
+        return said
+
+    def forward(self, x: Tensor) -> Tensor:
+        few, many = x[:, :2], x[:, 2:]
+        both = torch.cat([self.add_qkv(few), self.qkv(many)], dim=1)
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in both.chunk(3, -1))
+        said = self.through(F.scaled_dot_product_attention(q, k, v)).transpose(1, 2).flatten(2)
+        return torch.cat([self.to_add_out(said[:, :2]), self.W_o(said[:, 2:])], dim=1)
+
+
+class JointGated(Joint):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.Parameter(torch.linspace(-1, 2, HEADS))
+
+    def through(self, said: Tensor) -> Tensor:
+        return said * self.gates.softmax(0)[:, None, None]
+
+
+def of_both(model: nn.Module, gone: dict[int, list[int]]) -> nn.Module:
+    first = closed(model, [f"layers.{n}.W_o" for n in range(2)], gone)
+    return closed(first, [f"layers.{n}.to_add_out" for n in range(2)], gone)
+
+
+@pytest.mark.parametrize("kind", [Joint, JointGated])
+def test_heads_that_two_maps_read_at_different_positions_are_closed_and_cut_in_both(kind: Any, tmp_path: Path) -> None:
+    model = made(kind).double()
+    heads = wrapped(model)
+    assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
+    with heads.closed(GONE) as gated:
+        assert apart(gated, of_both(model, GONE)) < 1e-9
+    for gone in (GONE, {0: [0, 1, 2, 3], 1: [2]}):
+        small: Any = heads.prune(mask=gone)
+        assert apart(small, of_both(model, gone)) < 1e-9
+        mhaprune.save(small, tmp_path)
+        assert apart(mhaprune.load(tmp_path, model=made(kind, seed=5).double()), small) == 0
+    assert small.layers[1].to_add_out.in_features == small.layers[1].W_o.in_features == WIDTH - K
+    shut, effects = batches(), heads.score("ablation").sort_index()["score"].tolist()
+    for n, score in enumerate(effects):
+        one = of_both(model, {n // HEADS: [n % HEADS]})
+        with torch.no_grad():
+            losses = [
+                torch.cat([F.cross_entropy(call(of, each), each["labels"], reduction="none") for each in shut]).mean()
+                for of in (one, model)
+            ]
+        assert abs(float(losses[0] - losses[1]) - score) < 1e-6
+
+
+def test_scores_by_the_weights_of_one_w_o_are_refused_for_joint_attention() -> None:
+    heads = wrapped(made(Joint))
+    with pytest.raises(ValueError, match=r"needs one W_O for all positions, layers.0 has .*to_add_out, .*W_o; leave"):
+        heads.score("magnitude")
+    held = heads.subject.held_weights().tolist()
+    assert held[0] == 2 * WIDTH * K + 2 * 3 * K * (WIDTH + 1)
+
+
+def test_a_refit_of_joint_attention_is_better_than_none() -> None:
+    check_refit(Joint)
+
+
+class OneByConvolution(Joint):
+    """One of the two maps is a 1×1 convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_add_out = nn.Conv1d(WIDTH, WIDTH, 1)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        few, many = x[:, :2], x[:, 2:]
+        both = torch.cat([self.add_qkv(few), self.qkv(many)], dim=1)
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in both.chunk(3, -1))
+        said = self.through(F.scaled_dot_product_attention(q, k, v)).transpose(1, 2).flatten(2)
+        return torch.cat([self.to_add_out(said[:, :2].mT).mT, self.W_o(said[:, 2:])], dim=1)
+
+
+def test_two_maps_of_one_block_may_have_their_features_in_other_dimensions() -> None:
+    model = made(OneByConvolution).double()
+    assert apart(wrapped(model).prune(mask=GONE), of_both(model, GONE)) < 1e-9
+
+
+class OntoScores(Layer):
+    """The scores of a layer are added to those of the next, as in PatchTST."""
+
+    fused = False
+
+    def forward(self, x: Tensor, before: Tensor | None = None) -> Any:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        scores = q @ k.mT
+        if self.fused:
+            said = F.scaled_dot_product_attention(q, k, v, attn_mask=before)
+        else:
+            said = (scores if before is None else scores + before).softmax(-1) @ v
+        return self.W_o(said.transpose(1, 2).flatten(2)), scores
+
+
+class OntoMask(OntoScores):
+    fused = True
+
+
+class Onward(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y, scores = self.embed(x), None
+        for layer in self.layers:
+            out, scores = layer(y, scores)
+            y = y + out
+        return self.end(y.mean(1))
+
+
+@pytest.mark.parametrize("kind", [OntoScores, OntoMask])
+def test_layers_that_hand_scores_on_are_gated_and_say_that_their_heads_could_only_go_together(kind: Any) -> None:
+    model = made(kind, Onward).double()
+    heads = wrapped(model)
+    assert re.search(
+        r"none removable: layers.0: layers.0.W_[qk] makes scores of layers.0 and of layers.1, whose heads", repr(heads)
+    )
+    with heads.closed(GONE) as gated:
+        assert apart(gated, closed(model, ["layers.0.W_o", "layers.1.W_o"])) < 1e-9
+
+
+class Turned(Layer):
+    """The width of a head stands before the heads, so that W_O reads the heads in turns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (-1, self.num_heads)).permute(0, 3, 1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        return self.W_o(F.scaled_dot_product_attention(q, k, v).permute(0, 2, 3, 1).flatten(2))
+
+
+def test_columns_of_heads_may_stand_in_turns() -> None:
+    model: Any = made(Turned).double()
+    shut: Any = copy.deepcopy(model)
+    with torch.no_grad():
+        for n, heads in {0: [1, 3], 1: [0, 1, 2, 3]}.items():
+            for h in heads:
+                shut.layers[n].W_o.weight[:, h::HEADS] = 0
+    assert apart(wrapped(model).prune(mask={0: [1, 3], 1: [0, 1, 2, 3]}), shut) < 1e-9
+
+
+class NearAndFar(Layer):
+    """Two calls of attention, and one W_O for both."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        far = F.scaled_dot_product_attention(q[:, :2], k[:, :2], v[:, :2])
+        near = F.scaled_dot_product_attention(q[:, 2:], k[:, 2:], v[:, 2:], is_causal=True)
+        return self.W_o(torch.cat([far, near], 1).transpose(1, 2).flatten(2))
+
+
+def test_heads_of_two_calls_that_one_map_reads_are_all_gated() -> None:
+    model = made(NearAndFar).double()
+    heads, outs = wrapped(model), ["layers.0.W_o", "layers.1.W_o"]
+    assert "8 heads in 2 blocks" in repr(heads)
+    assert "none removable: layers.0: its heads are computed by several calls of attention" in repr(heads)
+    with heads.closed(GONE) as gated:
+        assert apart(gated, closed(model, outs)) < 1e-9
+    with pytest.raises(ValueError, match="needs attention weights"):
+        heads.score(Confidence())
+
+
+class NoOut(nn.Module):
+    """The outputs of the heads are added to the stream without an output projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class Onto(Layer):
+    """What W_O reads is added to what it computes, so that later layers read it too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        said = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return said + self.W_o(said).relu()
+
+
+class Straight(Net):
+    """A network without a stream: each layer reads what the one before it computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.embed(x)
+        for layer in self.layers:
+            y = layer(y)
+        return self.end(y.mean(1))
+
+
+class ReadTwice(Layer):
+    """Another map reads the heads too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        said = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.W_o(said) * self.other(said).sigmoid()
+
+
+@pytest.mark.parametrize(
+    ("kind", "net", "why"),
+    [
+        (NoOut, Net, r"layers.0 \(NoOut\): what reads its heads reads their sum with other states"),
+        (Onto, Net, "layers.0.W_o: is not all that reads its units"),
+        (Onto, Straight, "layers.0.W_o: is not all that reads its units"),
+        (ReadTwice, Net, "layers.0.W_o: is not all that reads its units"),
+        (ReadTwice, Straight, "layers.0.W_o: is not all that reads its units"),
+    ],
+)
+def test_heads_that_more_than_their_maps_read_are_refused(kind: Any, net: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        wrapped(made(kind, net).double())
+
+
+def test_heads_that_the_next_layer_reads_alone_are_gated_at_its_input() -> None:
+    model: Any = made(NoOut, Straight).double()
+    heads = wrapped(model)
+    silent = copy.deepcopy(model)
+    with torch.no_grad():
+        silent.layers[0].v.weight[:K] = silent.layers[0].v.bias[:K] = 0
+    with heads.closed({0: [0]}) as gated:
+        assert apart(gated, silent) < 1e-9
+    with pytest.raises(ValueError, match="can be gated, not removed"):
+        heads.prune(mask={0: [0]})
+
+
+class Beside(Layer):
+    """W_O reads other features before the heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ff, self.W_o = nn.Linear(WIDTH, 8), nn.Linear(WIDTH + 8, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        said = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.W_o(torch.cat([self.ff(x).relu(), said], dim=-1))
+
+
+def test_features_before_the_heads_stay_and_one_head_must() -> None:
+    model: Any = made(Beside).double()
+    heads, shut = wrapped(model), copy.deepcopy(model)
+    with torch.no_grad():
+        shut.layers[0].W_o.weight[:, 8 + K : 8 + 2 * K] = 0
+    assert apart(heads.prune(mask={0: [1]}), shut) < 1e-9
+    with pytest.raises(ValueError, match="layers.0: must keep a head, because layers.0.W_o reads others before"):
+        heads.prune(mask={0: [0, 1, 2, 3]})
+
+
+def test_a_single_layer_keeps_its_number() -> None:
+    kinds = iter([Joint, Layer])
+    heads = wrapped(made(lambda: next(kinds)()))
+    small: Any = heads.prune(mask={0: [0, 1, 2, 3]})
+    assert [head.layer for head in wrapped(small).grid] == [1] * HEADS
