@@ -126,6 +126,9 @@ def is_sum(x: Tensor, context: Tensor, constant: bool = True) -> bool:
         return False  # a norm or an activation, which says nothing about sums
     (of_heads,) = torch.autograd.grad((slope * context.detach()).sum(), u, retain_graph=True)
     rest = (x - of_heads).detach().flatten(0, -2)
+    rest = rest[of_heads.flatten(0, -2).any(dim=-1)]  # x may hold other heads at other positions
+    if not len(rest):
+        return False
     same = rest[:1].expand_as(rest) if constant and len(rest) > 1 else torch.zeros_like(rest)
     return not torch.allclose(rest, same, atol=1e-5 * float(x.detach().abs().max()), rtol=0)
 

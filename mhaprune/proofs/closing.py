@@ -23,9 +23,9 @@ from mhaprune.subjects.gated_model import GatedModel
 
 
 def closed_whole(subject: Any, batch: Any) -> tuple[Any, tuple[str, ...], Any]:
-    """Return the subject with its gates where they close all that reads the units, the maps that are left out, because
-    each reads the same neurons as another, and what the model says of the batch. Raises `Unsupported`, which names the
-    map, if there is no place for the gates of heads."""
+    """Return the subject with its gates where they close all that reads the units, what is left out, because it reads
+    the same neurons as another map, or because no gate closes its units, and what the model says of the batch. Raises
+    `Unsupported`, which names the map, if nothing is left."""
     beside, output = _read_beside(subject, batch)
     leaks = {subject.by_name[name].out for name in beside if _leaks(subject, batch, name)}
     readers = Counter(source.rows for block in subject.blocks if block.kind == "neuron" for source in block.made_by)
@@ -52,12 +52,16 @@ def closed_whole(subject: Any, batch: Any) -> tuple[Any, tuple[str, ...], Any]:
     if not blocks:
         return subject, tuple(out_of), output
     subject = subject.changed(blocks=tuple(blocks), names=tuple(names))
-    for name, block in subject.by_name.items() if leaks else ():
-        if _leaks(subject, batch, name):
-            raise Unsupported(
-                f"{block.out}: is not all that reads its units, so closing them leaves a part of what they say; gate"
-                " what reads them, or merge it into this map first"
-            )
+    open_still = {name: block for name, block in subject.by_name.items() if leaks and _leaks(subject, batch, name)}
+    if len(open_still) == len(subject.blocks):
+        raise Unsupported(
+            f"{blocks[0].out}: is not all that reads its units, so closing them leaves a part of what they say; gate"
+            " what reads them, or merge it into this map first"
+        )
+    if open_still:
+        kept = {name: block for name, block in subject.by_name.items() if name not in open_still}
+        subject = subject.changed(blocks=tuple(kept.values()), names=tuple(kept))
+        out_of += [block.path if block.kind == "head" else block.out for block in open_still.values()]
     return subject, tuple(out_of), output
 
 

@@ -29,7 +29,10 @@ def write_onnx(program: Any, file: Path, int8: bool = False) -> None:
     """Write a program of `torch.export`. With `int8`, the weights of matrix products are rounded to 8 bits, with a
     scale for each output feature, and what they read is rounded while the model runs (dynamic quantisation)."""
     runtime()
-    written: Any = torch.onnx.export(program, (), dynamo=True, verbose=False)
+    try:
+        written: Any = torch.onnx.export(program, (), dynamo=True, verbose=False)
+    except Exception as error:  # of code of torch, pages long
+        raise ValueError(_cause(program, error)) from None
     size = sum(tensor.nbytes for tensor in program.state_dict.values())
     whole = file.with_name(f"whole-{file.name}") if int8 else file
     written.save(whole, external_data=size > LARGEST_FILE)
@@ -40,6 +43,20 @@ def write_onnx(program: Any, file: Path, int8: bool = False) -> None:
         quantization.quantize_dynamic(str(whole), str(file), per_channel=True, weight_type=kind, **large)
         for each in whole.parent.glob(f"{whole.name}*"):
             each.unlink()
+
+
+def _cause(program: Any, error: BaseException) -> str:
+    """Return the reason of an error of an export, in one line, with the module and the operator that it is about."""
+    reasons: list[BaseException] = []
+    while len(reasons) < 20 and error is not None and error not in reasons:
+        reasons.append(error)
+        error = error.__cause__  # type: ignore[assignment]
+    text = " ".join(str(reasons[-1]).split())[:200] or type(reasons[-1]).__name__
+    for node in program.graph.nodes:
+        if any(f"%{node.name} :" in str(reason) for reason in reasons):
+            path, _ = next(reversed((node.meta.get("nn_module_stack") or {"": ("", "")}).values()))
+            return f"{path or 'its'} {node.target}: {text}"
+    return text
 
 
 def session_of(file: Path, threads: int) -> Any:

@@ -156,7 +156,7 @@ def understand(
     samples = [each[n : n + 1] for each in splits.values() for n in (0, len(each) - 1)]
     subject = with_constant_gates(subject, run, [batch[:1], *samples])
     subject, shared, last = closed_whole(subject, batch[-1:])
-    if len(shared) == len(subject.blocks):
+    if {block.out for block in subject.blocks} <= {*shared}:
         raise Unsupported(no_neurons(model, units))
     not_seen += shared
     if judge := _drift_of(loss, quality, splits["score"], call):

@@ -12,7 +12,21 @@ from torch.nn import functional as F
 
 import mhaprune
 from mhaprune_literature.attention import Confidence
-from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, batches, call, check_refit, closed, made, wrapped
+from support.own_layers import (
+    GONE,
+    HEADS,
+    WIDTH,
+    Layer,
+    Net,
+    apart,
+    batches,
+    call,
+    check,
+    check_refit,
+    closed,
+    made,
+    wrapped,
+)
 
 K = WIDTH // HEADS
 
@@ -242,6 +256,28 @@ class ReadTwice(Layer):
 def test_heads_that_more_than_their_maps_read_are_refused(kind: Any, net: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         wrapped(made(kind, net).double())
+
+
+def test_a_layer_that_no_gate_closes_is_left_out_beside_others() -> None:
+    kinds = iter([ReadTwice, Layer])
+    model = made(lambda: next(kinds)()).double()
+    heads = wrapped(model)
+    assert repr(heads) == "4 heads in 1 block, all with an effect, all removable; not seen: layers.0"
+    assert apart(heads.prune(mask={1: [2]}), closed(model, ["", "layers.1.W_o"], {1: [2]})) < 1e-9
+
+
+class AlsoOfOthers(Layer):
+    """W_O reads a first position from one call of attention, and the others from a second one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        first = F.scaled_dot_product_attention(q[:, :, :1], k, v)
+        rest = F.scaled_dot_product_attention(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:])
+        return self.W_o(torch.cat([first, rest], dim=2).transpose(1, 2).flatten(2))
+
+
+def test_heads_of_other_positions_are_no_other_states(tmp_path: Path) -> None:
+    check(AlsoOfOthers, tmp_path)
 
 
 def test_heads_that_the_next_layer_reads_alone_are_gated_at_its_input() -> None:
