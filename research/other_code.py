@@ -130,8 +130,8 @@ def check(row: Row, model: nn.Module, other: Other, folder: Path) -> None:
     heads = mhaprune.wrap(model, size_of_outputs, score=[batch], choose=[batch], call=call)
     row.seconds, row.found = time.process_time() - begin, len(heads.grid)
     why_not, stuck = heads.proven.why_not, heads.proven.stuck
-    some = heads.unseen and row.found != row.expected  # a pooling without heads is named too
-    row.outcome = "gated" if why_not else "partly" if stuck or some else "cut"
+    fewer = bool(heads.unseen) and row.found != row.expected  # a pooling without heads is named too
+    row.outcome = "gated" if why_not else "partly" if stuck or fewer else "cut"
     reasons = [why_not] if why_not else [f"{block}: {why}" for block, why in stuck.items()][:1]
     row.reason = "; ".join([*reasons, *(f"not seen: {path}" for path in heads.unseen[:1])])
     drawn = torch.rand(len(heads.grid), generator=torch.Generator().manual_seed(2)).argsort().tolist()

@@ -51,7 +51,7 @@ from mhaprune.subjects.pairs import paired
 from mhaprune.tables import MOMENTS, USUAL
 from mhaprune.wrapping.build import proved_again, understand, with_window
 from mhaprune.wrapping.served import Runtime
-from mhaprune.wrapping.wrapped_model import WrappedModel
+from mhaprune.wrapping.wrapped_model import WrappedModel, check_runtime
 
 log = logging.getLogger(__name__)
 
@@ -263,10 +263,10 @@ class Heads(ScoredHeads):
         if mask is not None and how:
             raise ValueError(f"{next(iter(how))}: chooses heads, which mask= names already; leave one of them out")
         if runtime != "torch":
-            if within is None and not {"faster", "ms"} & {*how}:
+            timed = {*how} | {name for name in ("faster", "ms") if getattr(keep, name, None) is not None}
+            if within is None and not {"faster", "ms"} & timed:
                 raise ValueError(f"runtime={runtime}: is where faster=, ms= and within= are measured, leave it out")
-            heads = self._in(runtime)
-            return heads.prune(keep, by, refit, fine_tune, mask, within, copy, **how)
+            return self._in(runtime).prune(keep, by, refit, fine_tune, mask, within, copy, **how)
         if within is not None:
             if keep is not None or mask is not None or how:
                 raise ValueError(f"within={within:g}: says how many heads stay, leave keep=, mask= and budgets out")
@@ -378,7 +378,7 @@ class Heads(ScoredHeads):
         Heads are removed in one shot by each scorer. `budgets` are shares or numbers of heads. `tolerance` is the
         largest loss of quality on the *choose* split. With `refit`, the models of the best scorer are refitted, too.
         With a `tokenizer`, the page also shows the attention of every head in three texts of *report*, to touch. Times
-        are those of a `runtime`, see `prune`.
+        are those of a `runtime`, see `prune`; quality is that of torch.
 
         >>> found = heads.report("heads.html", budgets=[0.5], rounds=2)
         >>> found.tables["pruning"]["heads_removed"].unique().tolist()
@@ -426,7 +426,15 @@ class Heads(ScoredHeads):
             return self
         found = replace(self, subject=self.subject.changed(runtime=runtime))
         vars(found).update(scoring=self.scoring, promised=self.promised)
+        if runtime not in self._checked:
+            check_runtime(self.subject, self.splits.proof)
+            self._checked.add(runtime)
         return found
+
+    @cached_property
+    def _checked(self) -> set[str]:
+        """The runtimes that were compared with torch."""
+        return set()
 
     @cached_property
     def _equivalence(self) -> EquivalenceCheck:

@@ -89,10 +89,11 @@ class ModelWithData:
         """Names that tables show, by column: the quality, the timed call, the unit of the loss, and what counts as one
         head if that is a set of heads."""
         sets = {UNITS: self.subject.counted} if self.subject.counted != "heads" else {}
+        elsewhere = self.subject.runtime != "torch"
         return {
             **sets,
-            QUALITY_NAME: self.quality_name,
-            TIMED_NAME: "a forward pass" + f" in {self.subject.runtime}" * (self.subject.runtime != "torch"),
+            QUALITY_NAME: self.quality_name + " in torch" * elsewhere,
+            TIMED_NAME: "a forward pass" + f" in {self.subject.runtime}" * elsewhere,
             LOSS_UNIT: unit_of(self.subject.loss),
         }
 

@@ -15,25 +15,29 @@ from mhaprune.saving.onnx_file import computed, session_of, traced_program, twic
 from mhaprune.settings.refusals import foreign
 
 Runtime = Literal["torch", "onnxruntime", "onnxruntime-int8"]
-"""What computes a model. In int8 the weights of matrix products are rounded, see `mhaprune.export`."""
+"""A way to compute a model. In int8 the weights of matrix products are rounded, see `mhaprune.export`."""
 
 
 class Served(nn.Module):
     """A model that a session of onnxruntime computes. It takes the arguments of the model, with tensors of the same
-    names, and returns the same values; other arguments count as they were when it was made."""
+    names and the other values that it was made with, and returns what the model does. Raises ValueError for others."""
 
     model: nn.Module
 
-    def __init__(self, model: nn.Module, session: Any, form: Any) -> None:
+    def __init__(self, model: nn.Module, session: Any, given: Any, form: Any) -> None:
         super().__init__()
         self.config, self.session, self.form = getattr(model, "config", None), session, form
+        self.others = _others(given)
         vars(self)["model"] = model  # no part of it: its weights are not what computes
 
     def get_submodule(self, target: str) -> nn.Module:
         return self.model.get_submodule(target)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        found = iter(computed(self.session, inputs, named))
+        if _others((inputs, named)) != self.others:
+            raise Unsupported("runtime: was made for other arguments that are no tensors, which must be the same")
+        with foreign("runtime: a batch is not computed, its sizes may be others than those of the first one"):
+            found = iter(computed(self.session, inputs, named))
         return mapped(self.form, lambda _: next(found))
 
 
@@ -54,8 +58,9 @@ def served(model: nn.Module, call: Callable[[nn.Module], object], runtime: Runti
             for handle in handles:
                 handle.remove()
         kinds = sorted({str(x.dtype).removeprefix("torch.") for x in model.parameters() if x.is_floating_point()})
-        if kinds != ["float32"] or any(x.device.type != "cpu" for x in model.parameters()):
-            raise Unsupported(f"runtime={runtime}: computes models in float32 on the processor, not {', '.join(kinds)}")
+        kinds += sorted({x.device.type for x in model.parameters()})
+        if kinds != ["float32", "cpu"]:
+            raise Unsupported(f"runtime={runtime}: computes models in float32 on the cpu, not {', '.join(kinds)}")
         if len(given) != 1:
             raise Unsupported(f"runtime={runtime}: the model is called {len(given)} times for a batch, must be once")
         inputs, named = twice(*given[0])
@@ -64,4 +69,9 @@ def served(model: nn.Module, call: Callable[[nn.Module], object], runtime: Runti
             with foreign(f"runtime={runtime}: {type(model).__name__} cannot be exported"):
                 write_onnx(traced_program(model, inputs, named), file, int8=runtime == "onnxruntime-int8")
                 session = session_of(file, torch.get_num_threads())
-    return Served(model, session, mapped(form[0], lambda x: x[:0] if x.dim() else x))
+    return Served(model, session, given[0], mapped(form[0], lambda x: x[:0] if x.dim() else x))
+
+
+def _others(given: Any) -> str:
+    """Return the arguments that are no tensors, and the names of those that are, as a text."""
+    return repr(mapped(given, lambda x: "a tensor"))

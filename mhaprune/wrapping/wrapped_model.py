@@ -22,7 +22,7 @@ from mhaprune.hooks.attention_calls import Window, attention_weights
 from mhaprune.hooks.blocks import Block, Unsupported, grid_of, shared_words
 from mhaprune.hooks.eval_mode import at_rest
 from mhaprune.losses import Judge, LossAndQuality, accuracy, flat, judged, largest_probability
-from mhaprune.measure.outcomes import BATCH_SIZE, by_length
+from mhaprune.measure.outcomes import BATCH_SIZE, by_length, relative_difference
 from mhaprune.proofs.block_by_block import BlockProof, largest
 from mhaprune.storage.cache import Cache, code_digests, tensor_digest, weights_digest
 from mhaprune.storage.functions import Undescribed, described
@@ -43,7 +43,9 @@ MANY = 8
 """The number of masks from which a measurement is looked for in the cache, which takes a pass."""
 
 
-HELD = 32
+RUNTIME_DIFFERENCE = 1e-3
+"""The largest `relative_difference` between the outputs of two runtimes in float32."""
+HELD = 12
 """The number of calls of models in another runtime that are remembered: a dense model is asked for again and again."""
 
 
@@ -78,7 +80,7 @@ class WrappedModel(GatedModel):
     sample: Batches | None = None
     """An example that the model can be called with."""
     runtime: Runtime = "torch"
-    """What computes the model where it is timed, and where `in_runtime` is asked for."""
+    """The way to compute the model where it is timed, and where `in_runtime` is asked for."""
     facts: dict[str, Any] = field(default_factory=dict, repr=False)
     """Facts about the modules of the model and of its smaller copies, by name, once they are known."""
     _known: WeakKeyDictionary[Batches, dict[str, Any]] = field(default_factory=WeakKeyDictionary, repr=False)
@@ -460,3 +462,17 @@ class WrappedModel(GatedModel):
     def two_sided(self) -> bool:
         """True if the model has an encoder and a decoder, each with positions of its own."""
         return all(any(part in block.path for block in self.blocks) for part in ("encoder", "decoder"))
+
+
+@torch.no_grad()
+def check_runtime(subject: WrappedModel, batches: Batches) -> None:
+    """Raise `Unsupported` if onnxruntime, in float32, computes other outputs than torch. A decision that a model makes
+    when it is exported, such as whether there is padding, holds for all batches."""
+    served_in = subject.changed(runtime="onnxruntime")._served
+    for batch in map(subject.placed, batches.batches(len(batches))):
+        difference = relative_difference(subject.outputs(batch), served_in.outputs(batch))
+        if not difference <= RUNTIME_DIFFERENCE:
+            raise Unsupported(
+                f"runtime=onnxruntime: outputs differ by {difference:.3g} from those of torch, allowed is"
+                f" {RUNTIME_DIFFERENCE:g}"
+            )

@@ -15,7 +15,7 @@ K = WIDTH // HEADS
 
 
 class ByFunction(Layer):
-    """`F.multi_head_attention_forward` with the weights of modules that nobody calls."""
+    """`F.multi_head_attention_forward` with the weights of modules that are not called."""
 
     need_weights = False
 

@@ -63,8 +63,8 @@ def test_a_model_is_judged_and_timed_in_its_runtime(heads: Any) -> None:
 
 @needs
 def test_a_promise_names_its_runtime_and_the_model_is_one_of_torch(heads: Any) -> None:
-    small = heads.prune(ms=1000, by="magnitude", runtime="onnxruntime-int8")
-    assert type(small) is Classifier
+    for how in ({"ms": 1000}, {"keep": mhaprune.Budget(ms=1000)}):
+        assert type(heads.prune(by="magnitude", runtime="onnxruntime-int8", **how)) is Classifier
     with pytest.raises(ValueError, match="within=0: not met"):
         heads.prune(within=0, by="magnitude", runtime="onnxruntime-int8")
 
@@ -79,6 +79,34 @@ class Counts(Classifier):
         return logits_BC if bool((logits_BC.sum() > 0).item()) else logits_BC * 1.0
 
 
+class Decides(Classifier):
+    """A model that computes something else when it is exported."""
+
+    def judged(self, logits_BC: Tensor, ids_BT: Tensor) -> Tensor:
+        return logits_BC * 2 if torch.compiler.is_exporting() else logits_BC
+
+
+@needs
+def test_a_model_that_another_runtime_computes_in_another_way_is_refused() -> None:
+    other = wrapped(Decides().eval())
+    for call in (other.evaluate, other.speed):
+        with pytest.raises(ValueError, match=r"runtime=onnxruntime: outputs differ by .* from those of torch"):
+            call(runtime="onnxruntime-int8")
+
+
+class Scaled(Classifier):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Any = None, by: float = 1.0) -> Any:
+        return {"logits": super().forward(input_ids, attention_mask)["logits"] * by}
+
+
+@needs
+def test_arguments_that_are_no_tensors_must_stay() -> None:
+    data = [{**batch, "by": 1.0 + n // 2} for n, batch in enumerate(batches(4))]
+    heads = mhaprune.wrap(Scaled().eval(), losses.classification, score=data[:2], report=data[2:])
+    with pytest.raises(ValueError, match="runtime: was made for other arguments that are no tensors"):
+        heads.evaluate(runtime="onnxruntime")
+
+
 @needs
 def test_what_a_runtime_does_not_compute_is_refused_by_name(heads: Any) -> None:
     empty = {0: [0, 1, 2, 3]}  # a layer of ours without heads has tensors without numbers
@@ -87,7 +115,7 @@ def test_what_a_runtime_does_not_compute_is_refused_by_name(heads: Any) -> None:
             empty, runtime="onnxruntime"
         ),
         "runtime=onnxruntime: Counts cannot be exported": lambda: wrapped(Counts()).evaluate(runtime="onnxruntime"),
-        "runtime=onnxruntime: computes models in float32 on the processor, not bfloat16": lambda: wrapped(
+        "runtime=onnxruntime: computes models in float32 on the cpu, not bfloat16, cpu": lambda: wrapped(
             Classifier().bfloat16()
         ).evaluate(runtime="onnxruntime"),
     }

@@ -1,4 +1,4 @@
-"""What reads the outputs of the heads: one W_O, several, or more than that."""
+"""The maps that read the outputs of heads: one W_O, several, or more than that."""
 
 import copy
 import re
@@ -212,7 +212,7 @@ class NoOut(nn.Module):
 
 
 class Onto(Layer):
-    """What W_O reads is added to what it computes, so that later layers read it too."""
+    """The input of W_O is added to its output, so that later layers read it too."""
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
