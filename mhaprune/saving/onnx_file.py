@@ -1,7 +1,9 @@
 """Write a traced model as a file of ONNX, in float32 or in int8, and compute with it in onnxruntime."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +31,32 @@ def write_onnx(program: Any, file: Path, int8: bool = False) -> None:
     """Write a program of `torch.export`. With `int8`, the weights of matrix products are rounded to 8 bits, with a
     scale for each output feature, and what they read is rounded while the model runs (dynamic quantisation)."""
     runtime()
-    try:
-        written: Any = torch.onnx.export(program, (), dynamo=True, verbose=False)
-    except Exception as error:  # of code of torch, pages long
-        raise ValueError(_cause(program, error)) from None
-    size = sum(tensor.nbytes for tensor in program.state_dict.values())
     whole = file.with_name(f"whole-{file.name}") if int8 else file
-    written.save(whole, external_data=size > LARGEST_FILE)
-    if int8:
-        quantization = importlib.import_module("onnxruntime.quantization")
-        kind = quantization.QuantType.QInt8
-        large = {"use_external_data_format": True} if size > LARGEST_FILE else {}
-        quantization.quantize_dynamic(str(whole), str(file), per_channel=True, weight_type=kind, **large)
-        for each in whole.parent.glob(f"{whole.name}*"):
-            each.unlink()
+    with _without_advice():
+        try:
+            written: Any = torch.onnx.export(program, (), dynamo=True, verbose=False)
+        except Exception as error:  # of code of torch, pages long
+            raise ValueError(_cause(program, error)) from None
+        size = sum(tensor.nbytes for tensor in program.state_dict.values())
+        written.save(whole, external_data=size > LARGEST_FILE)
+        if int8:
+            quantization = importlib.import_module("onnxruntime.quantization")
+            kind = quantization.QuantType.QInt8
+            large = {"use_external_data_format": True} if size > LARGEST_FILE else {}
+            quantization.quantize_dynamic(str(whole), str(file), per_channel=True, weight_type=kind, **large)
+            for each in whole.parent.glob(f"{whole.name}*"):
+                each.unlink()
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Keep torch and onnxruntime from logging advice: packages that a model does not need, other ways to quantise."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _cause(program: Any, error: BaseException) -> str:
