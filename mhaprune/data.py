@@ -75,6 +75,20 @@ class Data(ABC):
     @abstractmethod
     def device(self) -> torch.device: ...
 
+    def by_kind(self) -> dict[str, Tensor]:
+        """Return the positions of the examples of each kind, by the name of the kind; empty if none are told apart."""
+        return {}
+
+    def evenly(self, number: int) -> Self:
+        """Return the first examples, at most this number; of kinds that are told apart, equally many of each, as far as
+        each has as many."""
+        kinds = self.by_kind().values()
+        if not kinds or number >= len(self):
+            return self[:number]
+        counts = range(max(map(len, kinds)), -1, -1)
+        fits = next(n for n in counts if sum(min(n, len(rows)) for rows in kinds) <= number)
+        return self[torch.cat([rows[:fits] for rows in kinds])]
+
     def counterpart(self) -> Self:
         """Return a corrupt counterpart of every example, of the same length: the thing asked about is missing. Raises
         ValueError for examples that have none."""

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mhaprune.hooks.pytree import precise, tensors_in
-from mhaprune.subjects.batches import DENSE, IGNORED, LABELS, MASK, Batches
+from mhaprune.subjects.batches import IGNORED, LABELS, MASK, Batches
+from mhaprune.subjects.stacks import DENSE
 
 Judge = Callable[[Any, Any], Tensor]
 """A function of the model's output and the batch: one number per example, (B,)."""

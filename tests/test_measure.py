@@ -30,7 +30,7 @@ from mhaprune.measure.outcomes import greedy_disagreements, mean_outputs, measur
 from mhaprune.measure.times import COPIES, copies, device_name, in_turn, ratios
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval
 from support.classifier import batches, classifier
-from support.models import gated_model
+from support.models import OF_ONE_KIND, gated_model
 
 
 def test_measure_is_a_loop_over_single_examples_in_their_order(model: Seq2Seq, splits: Splits) -> None:
@@ -146,7 +146,7 @@ def test_answers_and_shares_have_intervals_of_their_own(binary: bool) -> None:
     assert (columns["loss"], columns["quality"]) == pytest.approx((loss_E.mean(), dense_E.mean()))
     assert (columns["loss_low"], columns["loss_high"]) == mean_interval(loss_E)
     assert (columns["quality_low"], columns["quality_high"]) == of_one(dense_E)
-    columns = choose_columns(judged(left_E), judged(dense_E))
+    columns = choose_columns(judged(left_E), judged(dense_E), OF_ONE_KIND)
     assert (columns["choose_drop_low"], columns["choose_drop_high"]) == of_both(dense_E, left_E)
 
 

@@ -18,7 +18,7 @@ from mhaprune.measure.accuracy import choose_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.pruning.plans import Plan
 from mhaprune.schedules.one_shot import OneShot
-from mhaprune.tables import CHOOSE_DROP, CHOOSE_MOST
+from mhaprune.tables import CHOOSE_DROP, CHOOSE_EXAMPLES, CHOOSE_MOST
 from support.classifier import Classifier, batches, classifier
 
 FIXED = 3.0
@@ -85,7 +85,7 @@ def test_the_fastest_model_within_a_loss_is_the_last_that_passes_one_after_the_o
     assert [len(mask.kept) for mask in masks] == sorted((len(mask.kept) for mask in masks), reverse=True)
     choose = heads.splits["choose"]
     dense = measure(heads.subject, choose)
-    found = [choose_columns(measure(heads.subject.without(mask), choose), dense) for mask in masks]
+    found = [choose_columns(measure(heads.subject.without(mask), choose), dense, choose) for mask in masks]
     drops = [drop[CHOOSE_MOST] for drop in found]
     for within in (0.2, 0.5, max(drops[:3]) + 1e-9):
         passing = next((n for n, drop in enumerate(drops) if drop > within), len(drops))
@@ -175,7 +175,8 @@ def test_the_batch_that_was_timed_is_noted_and_is_none_larger_than_yours(heads: 
 
 
 def test_few_examples_to_choose_by_are_named(heads: Heads, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(promise, "choose_columns", lambda *_: {CHOOSE_MOST: float("nan"), CHOOSE_DROP: 0.0})
+    unsure = {CHOOSE_MOST: float("nan"), CHOOSE_DROP: 0.0, CHOOSE_EXAMPLES: 36}
+    monkeypatch.setattr(promise, "choose_columns", lambda *_: unsure)
     message = (
         r"^choose: 36 examples are too few to say at 95 % confidence how much of accuracy is lost, within= needs more$"
     )

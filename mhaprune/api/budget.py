@@ -53,6 +53,9 @@ class Budget(Checked):
     """With `even`, a number that divides the number of heads that every block keeps."""
     rescore_every: Annotated[int | None, Ge(1)] = None
     """The number of removed heads after which the smaller model is scored again. None scores only the dense model."""
+    over: Literal["all", "worst"] = "all"
+    """With `score={name: batches, ...}`, the examples that a score means: all, or for each head those of the kind on
+    which it is the most important, see `WorstKind`."""
 
     @classmethod
     def given(cls, keep: Number | Budget, how: Mapping[str, Any]) -> Budget:

@@ -13,13 +13,14 @@ from mhaprune.api.budget import Budget
 from mhaprune.api.parsing import GivenScores, named_scorers, scores_of
 from mhaprune.api.scored_heads import ScoredHeads
 from mhaprune.api.sizes import Size
+from mhaprune.api.worst_kind import WorstKind
 from mhaprune.heads import BlockId, HeadMask
 from mhaprune.hooks.blocks import Unsupported
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.schedules.base import ROUNDING, Schedule, Stepwise, least_in
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
-from mhaprune.scorers.base import Scorer
+from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.settings.options import option
 
 By = Any
@@ -111,15 +112,26 @@ def _way(
         if given is not None or budget.rescore_every is not None:
             more = "schedule" if given is not None else "rescore_every"
             raise ValueError(f"by={by}: is a schedule that uses no scores, leave {more}= out")
+        if budget.over != "all":
+            raise ValueError(f"by={by}: is a schedule that uses no scores, leave over= out")
         return {}, chosen
     if given is not None and budget.rescore_every is not None:
         raise ValueError("rescore_every: is a setting of the schedule iterative, leave it or schedule= out")
     if given is None:
         given = OneShot() if budget.rescore_every is None else Iterative(every=budget.rescore_every)
     if given.scoring == "none":
+        if budget.over != "all":
+            raise ValueError(f"schedule={schedule}: uses no scores, leave over= out")
         return {}, given
     scorer = chosen if isinstance(chosen, Scorer) else scores_of(by, heads.grid)
-    return named_scorers(heads.subject, [by if isinstance(by, str) else scorer]), given
+    named = named_scorers(heads.subject, [by if isinstance(by, str) else scorer])
+    if budget.over == "all":
+        return named, given
+    if len(heads.splits.score.by_kind()) < 2:
+        raise ValueError("over=worst: needs two kinds or more, wrap(..., score={name: batches, ...})")
+    if isinstance(scorer, Budgeted) or not scorer.reads_examples:
+        raise ValueError(f"over=worst: {next(iter(named))} has no score on one kind of examples, leave it out")
+    return {f"{name} on the worst kind": WorstKind(each) for name, each in named.items()}, given
 
 
 def sparing(heads: ScoredHeads, schedule: Schedule, useless: Collection[BlockId] = ()) -> Schedule:

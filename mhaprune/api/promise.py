@@ -20,7 +20,7 @@ from mhaprune.measure.times import device_name
 from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan
 from mhaprune.pruning.pruned import time_removed
-from mhaprune.tables import CHOOSE_DROP, CHOOSE_MOST, DENSE_AGAIN
+from mhaprune.tables import CHOOSE_DROP, CHOOSE_EXAMPLES, CHOOSE_KIND, CHOOSE_MOST, DENSE_AGAIN
 from mhaprune.wrapping.wrapped_model import WrappedModel
 
 log = logging.getLogger(__name__)
@@ -99,13 +99,18 @@ def mask_in_time(
 
 
 def fastest_within(
-    heads: ScoredHeads, within: float, by: Any, made: Callable[[HeadMask], WrappedModel]
+    heads: ScoredHeads,
+    within: float,
+    masks: Callable[..., list[HeadMask]],
+    made: Callable[[HeadMask], WrappedModel],
 ) -> WrappedModel:
-    """Return the fastest model that loses at most `within` of quality on the *choose* split at 95 % confidence.
+    """Return the fastest model that loses at most `within` of quality on the *choose* split at 95 % confidence, on each
+    kind of examples if kinds are told apart.
 
-    `made` returns the model without the units of a mask, recovered. Models lose a tenth more of the time that units
-    cost, one after the other, and the first whose one-sided interval goes beyond `within` ends the test, so that the
-    confidence is that of all together. Raises ValueError if the first already does.
+    `masks` chooses the units that stay for each of several shares; `made` returns the model without the others,
+    recovered. Models lose a tenth more of the time that units cost, one after the other, and the first whose one-sided
+    interval goes beyond `within` ends the test, so that the confidence is that of all together. Raises ValueError if
+    the first already does.
     """
     if heads.subject.window is not None:
         raise ValueError(
@@ -113,22 +118,23 @@ def fastest_within(
         )
     two_examples(heads.splits, "choose")
     dense, chosen = measure(heads.subject, heads.splits.choose), None
-    for mask in track(heads.masks(SHARES, by=by, of="time"), "sizes"):
+    for mask in track(masks(SHARES, of="time"), "sizes"):
         model = made(mask)
-        drop = choose_columns(measure(model.in_runtime(), heads.splits.choose), dense)
+        drop = choose_columns(measure(model.in_runtime(), heads.splits.choose), dense, heads.splits.choose)
         if not drop[CHOOSE_MOST] <= within:
             break
         chosen = model
+    on, of = (f" {word} {drop[CHOOSE_KIND]}" if CHOOSE_KIND in drop else "" for word in ("on", "of"))
     if chosen is None and math.isnan(drop[CHOOSE_MOST]):
         raise ValueError(
-            f"choose: {len(heads.splits.choose)} examples are too few to say at 95 % confidence how much of"
+            f"choose: {drop[CHOOSE_EXAMPLES]} examples{of} are too few to say at 95 % confidence how much of"
             f" {heads.quality_name} is lost, within= needs more"
         )
     if chosen is None:
         raise ValueError(
             f"within={within:g}: not met, with {len(mask.kept)} of {len(heads.grid)} {heads.subject.counted}, the most"
-            f" that was tried, {drop[CHOOSE_DROP]:.3g} of {heads.quality_name} is lost, and {drop[CHOOSE_MOST]:.3g} is"
-            " not excluded at 95 % confidence"
+            f" that was tried, {drop[CHOOSE_DROP]:.3g} of {heads.quality_name} is lost{on}, and {drop[CHOOSE_MOST]:.3g}"
+            " is not excluded at 95 % confidence"
         )
     return chosen
 

@@ -35,7 +35,7 @@ from mhaprune.hooks.blocks import AttentionBlock, Block
 from mhaprune.hooks.eval_mode import eager
 from mhaprune.inputs import Study
 from mhaprune.losses import Judge
-from mhaprune.measure.accuracy import accuracy_columns
+from mhaprune.measure.accuracy import accuracy_columns, by_kind, worst_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import shown, track
 from mhaprune.proofs.block_by_block import gross_difference
@@ -44,11 +44,12 @@ from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.saving.folders import make_plain, tell
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.scorers.scoring import heads_table
+from mhaprune.scorers.scoring import heads_table, kinds_table
 from mhaprune.settings.ranges import Ge, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
+from mhaprune.subject import Outcome
 from mhaprune.subjects.pairs import paired
-from mhaprune.tables import MOMENTS, USUAL
+from mhaprune.tables import ALL_KINDS, KIND, MOMENTS, USUAL
 from mhaprune.wrapping.build import proved_again, understand, with_window
 from mhaprune.wrapping.served import Runtime
 from mhaprune.wrapping.wrapped_model import WrappedModel, check_runtime
@@ -80,7 +81,9 @@ def wrap(
 
     `loss` takes the model's output and a batch, and returns one number per example (see `mhaprune.losses`); `quality`
     does too, and higher is better. Each split is a list of batches, or a DataLoader: heads are scored on `score`,
-    choices are made on `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`, or `score`.
+    choices are made on `choose`, numbers are reported on `report`. Or a split is a dict of kinds, `{"news": batches,
+    "code": batches}`: then numbers are those of the kind that loses most, `within=` holds for every kind, and a refit
+    is one that serves kinds which it has not read. A refit and fine-tuning use `train`, or `score`.
     `shift` has batches of other kinds, by name; `heads.report` measures the smaller models on them too. `corrupt` has a
     counterpart of the same shape for every example of `score`, in which the thing asked about is missing, for the
     scores `patching` and `attribution_patching`.
@@ -143,8 +146,9 @@ class Heads(ScoredHeads):
         """Return the importance of every head by each scorer, on the *score* split, as a tidy table.
 
         One row per scorer and head: `score` with its 95 % interval, empty if there are too few examples; `rank` (1 is
-        the most important), and the cost. A scorer is a name as in `scorer=[...]` of the command line, or an object.
-        Raises ValueError for a scorer that does not fit the model.
+        the most important), and the cost. If `wrap` was given kinds of examples, rows for each `kind` follow. A scorer
+        is a name as in `scorer=[...]` of the command line, or an object. Raises ValueError for a scorer that does not
+        fit the model.
 
         >>> heads.score("ablation", "gate_output").groupby("scorer")["head"].count().to_dict()
         {'ablation': 8, 'gate_output': 8}
@@ -156,6 +160,8 @@ class Heads(ScoredHeads):
             )
         chosen = named_scorers(self.subject, scorers or ("ablation",))
         table = heads_table(self.scoring, chosen)
+        if len(of_kinds := kinds_table(self.scoring, chosen)):
+            table = pd.concat([table.assign(**{KIND: ALL_KINDS}), of_kinds], ignore_index=True)
         table["score_low"], table["score_high"] = skewed_ends(table[MOMENTS].to_numpy(dtype=float).T)
         return table
 
@@ -268,9 +274,11 @@ class Heads(ScoredHeads):
                 raise ValueError(f"runtime={runtime}: is where faster=, ms= and within= are measured, leave it out")
             return self._in(runtime).prune(keep, by, refit, fine_tune, mask, within, copy, **how)
         if within is not None:
-            if keep is not None or mask is not None or how:
+            if keep is not None or mask is not None or {*how} - {"over"}:
                 raise ValueError(f"within={within:g}: says how many heads stay, leave keep=, mask= and budgets out")
-            model = fastest_within(self, within, by, lambda mask: self._without(mask, refit, fine_tune)).model
+            model = fastest_within(
+                self, within, partial(self.masks, by=by, **how), lambda mask: self._without(mask, refit, fine_tune)
+            ).model
         elif mask is None:
             model = self._without(self.mask(keep, by, **how), refit, fine_tune, copy).model
         else:
@@ -300,7 +308,8 @@ class Heads(ScoredHeads):
     @shown()
     def evaluate(self, *masks: Any, runtime: Runtime = "torch") -> pd.DataFrame:
         """Return loss and quality on *report*, with 95 % intervals: a row for the whole model, then one for each mask.
-        In another `runtime` than torch the heads are removed, and that runtime computes the model.
+        If `wrap` was given kinds of examples, each has a row for every `kind`, and `worst` is True where the quality
+        drops most. In another `runtime` than torch the heads are removed, and that runtime computes the model.
 
         >>> heads.evaluate({0: [0]}, heads.mask(keep=2))["heads_kept"].tolist()
         [8, 7, 2]
@@ -315,8 +324,13 @@ class Heads(ScoredHeads):
                 else:
                     smaller = self._in(runtime).subject.without(mask, shared=True)
                     outcome = measure(smaller.in_runtime(), self.splits.report)
-                self._measured[mask, runtime] = accuracy_columns(outcome)
-            rows.append({"heads_kept": len(mask.kept), **self._measured[mask, runtime], "removed": removed_names(mask)})
+                self._measured[mask, runtime] = outcome
+            outcome, report = self._measured[mask, runtime], self.splits.report
+            dense = self._measured[HeadMask(self.grid), runtime]
+            worst = worst_columns(outcome, dense, report).get(KIND)
+            for kind, part in by_kind(outcome, report).items():
+                about = {"heads_kept": len(mask.kept), **({KIND: kind, "worst": kind == worst} if kind else {})}
+                rows.append({**about, **accuracy_columns(part), "removed": removed_names(mask)})
         return pd.DataFrame(rows)
 
     @checked
@@ -442,8 +456,8 @@ class Heads(ScoredHeads):
         return EquivalenceCheck(self.subject, self.splits.proof, known)
 
     @cached_property
-    def _measured(self) -> dict[tuple[HeadMask, str], dict[str, Any]]:
-        """Rows that `evaluate` has measured."""
+    def _measured(self) -> dict[tuple[HeadMask, str], Outcome]:
+        """Outcomes that `evaluate` has measured."""
         return {}
 
     @cached_property

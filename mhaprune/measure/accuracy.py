@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,10 +22,12 @@ from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import (
     CHOOSE_DROP,
     CHOOSE_EXAMPLES,
+    CHOOSE_KIND,
     CHOOSE_MOST,
     CONFIDENCE,
     ECE,
     ENDS,
+    KIND,
     QUALITY,
 )
 
@@ -102,13 +105,41 @@ def size_columns(subject: Subject, report: Data) -> dict[str, int]:
     return {"parameters": subject.count_parameters(), "flops": subject.count_flops(batch) // len(batch)}
 
 
-def choose_columns(outcome: Outcome, dense: Outcome) -> dict[str, float]:
+def by_kind(outcome: Outcome, examples: Data) -> dict[str, Outcome]:
+    """Return the outcome on each kind of examples, by its name; all of it, without a name, if none are told apart."""
+    kinds = examples.by_kind() or {"": torch.arange(len(outcome.quality))}
+    made: Any = type(outcome)
+    return {kind: made(*(values[rows.to(values.device)] for values in outcome)) for kind, rows in kinds.items()}
+
+
+def worst_columns(outcome: Outcome, dense: Outcome, examples: Data) -> dict[str, Any]:
+    """Return `accuracy_columns` on the kind of examples on which the quality drops most below the dense model's, and
+    the name of this kind; where it drops on none, on the kind of the lowest quality. Without kinds, on all."""
+    parts, of_dense = by_kind(outcome, examples), by_kind(dense, examples)
+
+    def rank(kind: str) -> tuple[float, float]:
+        quality = float(parts[kind].quality.double().mean())
+        return quality - float(of_dense[kind].quality.double().mean()), quality
+
+    worst = min(parts, key=rank)
+    return ({KIND: worst} if worst else {}) | accuracy_columns(parts[worst])
+
+
+def choose_columns(outcome: Outcome, dense: Outcome, examples: Data) -> dict[str, Any]:
     """Return the columns that choices between models use, from outcomes on the choose split. They are never reported as
     results.
 
     `choose_drop` is the dense model's quality minus this model's, with its paired 95 % interval. `choose_drop_most` is
-    the one-sided end: the drop is at most this, at 95 % confidence.
+    the one-sided end: the drop is at most this, at 95 % confidence. With several kinds of examples, the columns are
+    those of the kind of which `choose_drop_most` is the largest. So a limit that it keeps is kept on every kind, at
+    95 % confidence for all together (Berger 1982: each of the tests is at 95 %).
     """
+    parts, of_dense = by_kind(outcome, examples), by_kind(dense, examples)
+    rows = [({CHOOSE_KIND: kind} if kind else {}) | _choose_columns(parts[kind], of_dense[kind]) for kind in parts]
+    return max(rows, key=lambda row: math.inf if math.isnan(row[CHOOSE_MOST]) else row[CHOOSE_MOST])
+
+
+def _choose_columns(outcome: Outcome, dense: Outcome) -> dict[str, float]:
     means = {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
     _, _, most = _drop(outcome.quality, dense.quality, ONE_SIDED)
     return (

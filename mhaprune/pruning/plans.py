@@ -221,7 +221,7 @@ class Search:
     def _refits(self, examples: int) -> Refits:
         if len(self.scoring.examples) < 2:
             raise ValueError("score: one example; a schedule that refits needs 2 or more, half of them for the losses")
-        self.refitting.append(Refits(self.scoring.subject, self.scoring.examples[:examples]))
+        self.refitting.append(Refits(self.scoring.subject, self.scoring.examples.evenly(examples)))
         return self.refitting[-1]
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from mhaprune.data import Data, Splits
 from mhaprune.heads import HeadMask
-from mhaprune.measure.accuracy import accuracy_columns, choose_columns, size_columns
+from mhaprune.measure.accuracy import choose_columns, size_columns, worst_columns
 from mhaprune.measure.outcomes import (
     MAX_DIFFERENCE,
     ProofFailed,
@@ -41,10 +41,12 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits[Data]) -> Prun
     is chosen from them. Raises `ProofFailed` if a pruned model differs from the masked one.
     """
     equivalence = EquivalenceCheck(subject, splits.proof)
-    dense = measure(subject.without(HeadMask(subject.grid)), splits.choose)
+    whole = subject.without(HeadMask(subject.grid))
+    dense = measure(whole, splits.choose)
+    first = measure(whole, splits.report) if splits.report.by_kind() else None
     measured: dict[HeadMask, dict[str, Any]] = {}
     reported: dict[HeadMask, Outcome] = {}
-    chosen: dict[HeadMask, dict[str, float]] = {}
+    chosen: dict[HeadMask, dict[str, Any]] = {}
     rows: list[dict[str, Any]] = []
     for plan in track(plans, "plan", name=plan_words):
         mask = plan.mask
@@ -54,9 +56,10 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits[Data]) -> Prun
         if mask not in measured:
             equivalence.prove(mask)
             reported[mask] = measure(smaller, splits.report)
-            measured[mask] = accuracy_columns(reported[mask]) | size_columns(smaller, splits.report)
+            measured[mask] = worst_columns(reported[mask], first or reported[mask], splits.report)
+            measured[mask] |= size_columns(smaller, splits.report)
         if to_choose:
-            chosen[mask] = choose_columns(measure(smaller, splits.choose), dense)
+            chosen[mask] = choose_columns(measure(smaller, splits.choose), dense, splits.choose)
         rows.append(plan_columns(plan) | measured[mask] | (chosen[mask] if plan.draw == 0 else {}))
     return PruningResult(pd.DataFrame(rows), reported, equivalence.worst)
 

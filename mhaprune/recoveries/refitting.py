@@ -35,6 +35,8 @@ class RefitTargets(NamedTuple):
 
     batches: Sequence[Batch]
     streams: Sequence[Sequence[Tensor]]
+    kinds: Sequence[str] = ()
+    """The kind of the examples of each batch; none if kinds are not told apart."""
 
 
 @torch.no_grad()
@@ -43,8 +45,13 @@ def show(dense: Subject, data: Data, batch_size: int = BATCH_SIZE) -> RefitTarge
 
     No label is read. The targets hold the residual streams after all sublayers, in the precision of the model.
     """
-    _, parts = by_length(dense.answered(data), max(1, min(batch_size, len(data) // PARTS)))
-    batches = [batch for batch, _ in parts]
+    kinds = data.by_kind() or {"": torch.arange(len(data))}
+    batches, of_kinds = [], []
+    for kind, rows in kinds.items():
+        own = data[rows]
+        for batch, _ in by_length(dense.answered(own), max(1, min(batch_size, len(own) // PARTS)))[1]:
+            batches.append(batch)
+            of_kinds.append(kind)
     streams, widths = [], []
     for each in dense.last_maps(batches):
         streams.append([stream_TD for _, stream_TD in each.parts])
@@ -55,7 +62,7 @@ def show(dense: Subject, data: Data, batch_size: int = BATCH_SIZE) -> RefitTarge
             "refit: %d tokens are fewer than the %d inputs of a map; what they leave open stays as it was",
             *(fewest, max(widths)),
         )
-    return RefitTargets(batches, streams)
+    return RefitTargets(batches, streams, of_kinds if len(kinds) > 1 else ())
 
 
 @torch.no_grad()
@@ -84,7 +91,8 @@ def refit(pruned: Fitted, shown: RefitTargets, ridge: float = RIDGE, feed_forwar
         if not all(bool(missing_TD.isfinite().all()) for _, missing_TD in parts):
             raise Diverged(f"the states of {each.name} are not finite")
         tokens = sum(len(inputs_TW) for inputs_TW, _ in parts)
-        correct(each.weight, each.bias, parts, ridges(ridge, tokens, each.weight.shape[1]))
+        several = ridges(ridge, 0 if shown.kinds else tokens, each.weight.shape[1])
+        correct(each.weight, each.bias, parts, several, shown.kinds)
     return model
 
 
@@ -101,7 +109,11 @@ DIRECTIONS = 64
 
 @torch.no_grad()
 def correct(
-    weight_DW: Tensor, bias_D: Tensor | None, parts: Iterable[tuple[Tensor, Tensor]], ridge: float | Sequence[float]
+    weight_DW: Tensor,
+    bias_D: Tensor | None,
+    parts: Iterable[tuple[Tensor, Tensor]],
+    ridge: float | Sequence[float],
+    kinds: Sequence[str] = (),
 ) -> None:
     """Change the weight of a map by V (W, D) and its bias by c (D,), in place, so that its output gains what it lacks.
     A map without a bias has no c.
@@ -118,7 +130,8 @@ def correct(
 
     With several ridges, each is fitted on the parts that are not held out, and the ridge with the smallest error on the
     held-out parts is used to fit all parts; of many outputs, the error in `DIRECTIONS` stands for all. With only one
-    part, the largest ridge is taken.
+    part, the largest ridge is taken. If `kinds` names the kind of each part, each kind is held out in turn, and its
+    error counts as a share of what its outputs lack: so the ridge is one that serves kinds which the fit has not read.
     """
     D, W = weight_DW.shape
     parts, ridges = list(parts), [ridge] if isinstance(ridge, int | float) else list(ridge)
@@ -130,19 +143,23 @@ def correct(
     ridges = [each * U / max(1, W) for each in ridges]  # the mean of diag AᵀA is over W inputs
     unknowns = U if bias_D is None else U + 1
     nothing = _Sums(weight_DW.new_zeros(unknowns, unknowns).double(), weight_DW.new_zeros(unknowns, D).double())
-    most, held = nothing, nothing
+    folds: dict[str | bool, _Sums] = {}
     for i, (inputs_TU, missing_TD) in enumerate(parts):
         inputs = F.pad(inputs_TU.double(), (0, unknowns - U), value=1.0)  # a last column for the bias
-        sums = _Sums(inputs.T @ inputs, inputs.T @ missing_TD.double())
-        if len(ridges) > 1 and i % HELD_OUT == 1:
-            held = held.plus(sums)
-        else:
-            most = most.plus(sums)
+        missing = missing_TD.double()
+        sums = _Sums(inputs.T @ inputs, inputs.T @ missing, float(missing.square().sum()))
+        fold = kinds[i] if kinds else len(ridges) > 1 and i % HELD_OUT == 1
+        folds[fold] = folds.get(fold, nothing).plus(sums)
     best = max(ridges)
-    if held is not nothing:
-        fitted, tried = most.seen_from(DIRECTIONS), held.seen_from(DIRECTIONS)
-        best = min(ridges, key=lambda each: tried.error(fitted.solved(each, U)))
-    change = most.plus(held).solved(best, U)
+    if len(folds) > 1 and len(ridges) > 1:
+        pairs = []
+        for held in folds if kinds else [True]:
+            most = nothing.plus(*(fold for name, fold in folds.items() if name != held))
+            pairs.append((most.seen_from(DIRECTIONS), folds[held].seen_from(DIRECTIONS)))
+        best = min(
+            ridges, key=lambda each: sum(tried.error(fit.solved(each, U)) / (tried.size or 1.0) for fit, tried in pairs)
+        )
+    change = nothing.plus(*folds.values()).solved(best, U)
     weight_DW.add_((change[:U] if basis_WU is None else basis_WU @ change[:U]).T)
     if bias_D is not None:
         bias_D.add_(change[U])
@@ -154,9 +171,14 @@ class _Sums(NamedTuple):
 
     gram: Tensor
     products: Tensor
+    size: float = 0.0
+    """‖E‖²"""
 
-    def plus(self, other: Self) -> Self:
-        return type(self)(self.gram + other.gram, self.products + other.products)
+    def plus(self, *others: Self) -> Self:
+        gram, products, size = self
+        for other in others:
+            gram, products, size = gram + other.gram, products + other.products, size + other.size
+        return type(self)(gram, products, size)
 
     def seen_from(self, directions: int) -> Self:
         """Return the sums for this number of random directions of the outputs, if there are more outputs."""
@@ -164,7 +186,7 @@ class _Sums(NamedTuple):
         if directions >= D:
             return self
         draw = torch.randn(D, directions, generator=torch.Generator().manual_seed(0), dtype=torch.double)
-        return type(self)(self.gram, self.products @ draw.to(self.products))
+        return self._replace(products=self.products @ draw.to(self.products))
 
     def solved(self, ridge: float, num_weights: int) -> Tensor:
         """Return the change of the map for this ridge as one matrix: V for the weight and, if the map has a bias, c as

@@ -40,6 +40,8 @@ class Scores:
     `intervals.skewed_ends`)."""
     examples: Tensor | None = None
     """(E, N): the values of which the score is the mean."""
+    tokens: Tensor | None = None
+    """(E, N): the number of tokens of each example, if the score is a mean over all tokens."""
     columns: Mapping[str, Tensor | float] = field(default_factory=dict)
     """Further columns of the table of heads: a number for each head, (N,), or one for all."""
 
@@ -67,14 +69,28 @@ class Scores:
             )
             tokens = [counted.sum(dim=1, keepdim=True).expand(-1, values.shape[1]) for values, counted in blocks]
             counts.append(torch.cat(tokens, dim=1).double())
-        sums_EN, counts_EN = torch.cat(sums), torch.cat(counts)
+        return cls._of_sums(torch.cat(sums), torch.cat(counts), forward_passes)
+
+    @classmethod
+    def _of_sums(cls, sums_EN: Tensor, counts_EN: Tensor, forward_passes: float) -> Scores:
         mean_N = sums_EN.sum(dim=0) / counts_EN.sum(dim=0)
         residuals_EN = sums_EN - mean_N * counts_EN
         # no heads at all have no deviation, for which `torch.std` warns
         deviation_N = residuals_EN.std(dim=0) if len(mean_N) else mean_N
         stderr_N = deviation_N * len(sums_EN) ** 0.5 / counts_EN.sum(dim=0)
         linear_EN = mean_N + residuals_EN / counts_EN.mean(dim=0)  # their mean is the ratio, up to second order
-        return cls(mean_N[None], stderr_N[None], forward_passes, examples=linear_EN)
+        return cls(mean_N[None], stderr_N[None], forward_passes, examples=linear_EN, tokens=counts_EN)
+
+    def on(self, rows: Tensor) -> Scores | None:
+        """Return the scores on some of the examples; None for a score that is no mean over examples."""
+        if self.examples is None:
+            return None
+        share, rows = len(rows) / len(self.examples), rows.to(self.examples.device)
+        passes, back = share * self.forward_passes, share * self.backward_passes
+        if self.tokens is None:
+            return self.mean_over_examples(self.examples[rows], passes, back)
+        sums_EN = (self.examples - self.values) * self.tokens.mean(dim=0) + self.values * self.tokens
+        return self._of_sums(sums_EN[rows], self.tokens[rows], passes)
 
 
 NEEDS_GATES = (

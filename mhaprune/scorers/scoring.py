@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from math import nan
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -20,7 +21,7 @@ from mhaprune.settings.options import describe
 from mhaprune.settings.ranges import Checked
 from mhaprune.storage.cache import Remember, code_digests, data_digest
 from mhaprune.subject import Subject
-from mhaprune.tables import HEAD
+from mhaprune.tables import HEAD, KIND
 
 
 class ScorerResult(NamedTuple):
@@ -37,6 +38,7 @@ class Scoring:
     def __init__(self, subject: Subject, examples: Data, seed: int, remember: Remember | None = None) -> None:
         self.subject, self.examples, self.seed, self.remember = subject, examples, seed, remember
         self._done: dict[Scorer, ScorerResult] = {}
+        self._of_kinds: dict[str, Scoring] = {}
 
     def __call__(self, name: str, scorer: Scorer) -> ScorerResult:
         """Return the scores of a scorer. Raises ValueError, with the name of the scorer, if the scorer refuses the
@@ -47,6 +49,16 @@ class Scoring:
                 with doing(name):
                     self._done[scorer] = self._scored(scorer)
         return self._done[scorer]
+
+    def of_kind(self, name: str, scorer: Scorer, kind: str) -> ScorerResult:
+        """Return the scores of a scorer on the examples of one kind."""
+        rows = self.examples.by_kind()[kind]
+        if (own := self(name, scorer).scores.on(rows)) is not None:
+            return ScorerResult(own, nan)
+        if kind not in self._of_kinds:
+            self._of_kinds[kind] = Scoring(self.subject, self.examples[rows], self.seed, self.remember)
+        with doing(kind):
+            return self._of_kinds[kind](name, scorer)
 
     def cost(self, scorers: Iterable[Scorer]) -> dict[str, float]:
         """Return the sum of passes and seconds of these scorers. Scorers that were not run count as nothing."""
@@ -112,9 +124,21 @@ def head_columns(head: HeadId) -> dict[str, Any]:
 def heads_table(scoring: Scoring, scorers: Mapping[str, Scorer]) -> pd.DataFrame:
     """Return one row per scorer, draw and head. Rank 1 is the most important head. `top_shared` and `examples_needed`
     say how far the most important heads depend on the examples, see `stability`."""
-    parts, subject = [], scoring.subject
-    for name, scorer in scorers.items():
-        scores, seconds = scoring(name, scorer)
+    return _rows(scoring.subject, {name: (scorer, scoring(name, scorer)) for name, scorer in scorers.items()})
+
+
+def kinds_table(scoring: Scoring, scorers: Mapping[str, Scorer]) -> pd.DataFrame:
+    """Return rows as `heads_table` for each kind of examples, in the column `kind`, of the scorers that read any."""
+    reading = {name: scorer for name, scorer in scorers.items() if scorer.reads_examples}
+    kinds = [*scoring.examples.by_kind()]
+    made = {kind: {name: (s, scoring.of_kind(name, s, kind)) for name, s in reading.items()} for kind in kinds}
+    tables = [_rows(scoring.subject, of_kind).assign(**{KIND: kind}) for kind, of_kind in made.items() if of_kind]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def _rows(subject: Subject, made: Mapping[str, tuple[Scorer, ScorerResult]]) -> pd.DataFrame:
+    parts = []
+    for name, (scorer, (scores, seconds)) in made.items():
         stable = unknown() if scores.examples is None else stability(scores.examples)
         for draw, values_N in enumerate(scores.values):
             frame = pd.DataFrame(

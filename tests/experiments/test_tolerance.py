@@ -21,6 +21,7 @@ from mhaprune.lab.experiments.tolerance import (
 from mhaprune.measure.accuracy import choose_columns
 from mhaprune.statistics.intervals import ONE_SIDED, counted_interval, paired_interval
 from mhaprune.subject import AnswerOutcome
+from support.models import OF_ONE_KIND
 
 DENSE = torch.ones(512)
 DENSE[500:] = 0
@@ -40,7 +41,7 @@ def changed(lost: int, gained: int = 0) -> AnswerOutcome:
 
 def curve_of(changes: Sequence[tuple[int, int]]) -> pd.DataFrame:
     """Models without 0, 3, 6, ... heads that lose and gain so many answers."""
-    rows = [choose_columns(changed(*change), outcome(DENSE)) for change in changes]
+    rows = [choose_columns(changed(*change), outcome(DENSE), OF_ONE_KIND) for change in changes]
     others = ["heads_total", "removed", "speedup", "speedup_q1", "speedup_q3", "quality", "quality_low", "quality_high"]
     return pd.DataFrame(rows).assign(heads_removed=range(0, 3 * len(rows), 3), **dict.fromkeys(others, 0.0))
 
@@ -53,13 +54,13 @@ def decided(*changes: tuple[int, int], tolerance: float = 0.01) -> tuple[float, 
 
 
 def test_the_columns_are_what_is_lost_to_the_dense_model_pair_by_pair() -> None:
-    columns = choose_columns(changed(4, 1), outcome(DENSE))
+    columns = choose_columns(changed(4, 1), outcome(DENSE), OF_ONE_KIND)
     assert columns["choose_quality"] == 497 / 512
     assert columns["choose_drop"] == 3 / 512
     ends = paired_interval(DENSE.numpy(), changed(4, 1).quality.numpy())
     assert (columns["choose_drop_low"], columns["choose_drop_high"]) == ends
     assert ends[0] < 3 / 512 < ends[1]
-    wider = choose_columns(changed(9, 6), outcome(DENSE))
+    wider = choose_columns(changed(9, 6), outcome(DENSE), OF_ONE_KIND)
     assert wider["choose_drop"] == 3 / 512
     assert wider["choose_drop_high"] > columns["choose_drop_high"], "more pairs differ, so less is known"
 

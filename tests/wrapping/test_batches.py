@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from mhaprune import losses
-from mhaprune.subjects.batches import DENSE, Batches
+from mhaprune.subjects.batches import Batches
+from mhaprune.subjects.stacks import DENSE
 
 
 def text(*ids: list[int]) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import mhaprune
 from mhaprune import losses
 from mhaprune.attention.gates import Softmax
 from mhaprune.scorers.ablation import Ablation
-from mhaprune.subjects.batches import DENSE
+from mhaprune.subjects.stacks import DENSE
 from mhaprune_literature.attention import Entropy
 from mhaprune_literature.subset import Subset
 from support.attention import Attention, pruned
@@ -167,7 +167,7 @@ def test_losses_are_computed_in_single_precision(dtype: torch.dtype) -> None:
     model = Net().to(dtype)
     heads = wrapped(model, loss=losses.drift, split=[batch[0] for batch in texts()])
     assert heads.evaluate()["loss"][0] == pytest.approx(0, abs=1e-6), "the whole model does not drift from itself"
-    assert heads.splits.score.kinds[0].fields[DENSE].dtype == torch.float32  # type: ignore[union-attr]
+    assert heads.splits.score.stacks[0].fields[DENSE].dtype == torch.float32  # type: ignore[union-attr]
 
 
 def test_weights_in_half_precision_are_weights() -> None:

@@ -27,7 +27,7 @@ from mhaprune.lab.reporting.plots import CONTROL_COLOUR, Plot, appendix, needs
 from mhaprune.lab.reporting.sentences import Aside, as_fast, right, share, within_noise
 from mhaprune.lab.reporting.shared_figures import agreement
 from mhaprune.lab.reporting.training_curves import training_curve
-from mhaprune.measure.accuracy import accuracy_columns, choose_columns, size_columns
+from mhaprune.measure.accuracy import choose_columns, size_columns, worst_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of, removed_names
@@ -305,14 +305,16 @@ def recovered_table(study: Study, plans: Sequence[Plan]) -> pd.DataFrame:
     """Prune by each plan and recover the model. Return rows as in `pruning`. The dense model is not recovered."""
     subject, splits = study.subject, study.splits
     rows = list[dict[str, Any]]()
-    dense = measure(subject.without(HeadMask(subject.grid)), splits.choose)
+    whole = subject.without(HeadMask(subject.grid))
+    dense, reported = (measure(whole, split) for split in (splits.choose, splits.report))
     for name, recovery in track(study.recoveries.items(), "recover"):
         for plan in track(sorted(plans, key=lambda plan: len(plan.mask.removed)), name, name=plan_words):
             pruned, note = subject.without(plan.mask), ""
             if plan.mask.removed:
                 pruned, _, note, _ = recover(recovery, study, pruned)
-            columns = plan_columns(plan) | {"recovery": name} | accuracy_columns(measure(pruned, splits.report))
-            columns |= choose_columns(measure(pruned, splits.choose), dense)
+            columns = plan_columns(plan) | {"recovery": name}
+            columns |= worst_columns(measure(pruned, splits.report), reported, splits.report)
+            columns |= choose_columns(measure(pruned, splits.choose), dense, splits.choose)
             rows.append(columns | size_columns(pruned, splits.report) | {"note": note})
     return pd.DataFrame(rows)
 

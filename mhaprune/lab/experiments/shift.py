@@ -27,9 +27,13 @@ PART = 8
 
 
 def groups_of(study: Study) -> list[str]:
-    """Return the group of each example of the report split: that of the task; else its label, if there are few labels;
-    else its length, in four parts of equal size, fewer if a part would have fewer than `PART` examples."""
+    """Return the group of each example of the report split: that of the task; else its kind, if kinds are told apart;
+    else its label, if there are few labels; else its length, in four parts of equal size, fewer if a part would have
+    fewer than `PART` examples."""
     report = study.splits.report
+    if kinds := report.by_kind():
+        named = sorted((int(row), kind) for kind, rows in kinds.items() for row in rows)
+        return [kind for _, kind in named]
     if study.task is not None:
         return [study.task.group(source) for source in report.source.tolist()]
     labels = [batch.fields.get(LABELS) for batch in report.batches(BATCH_SIZE)]

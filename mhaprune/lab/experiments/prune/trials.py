@@ -98,7 +98,7 @@ class Trials:
         control = name != NOTHING and self.recoveries[name].control
         columns = identity | {"control": control, "steps": steps, "seconds": seconds, **accuracy_columns(reported)}
         columns |= calibration_columns(pruned, splits.report, reported)
-        columns |= choose_columns(measure(pruned, splits.choose), self._dense)
+        columns |= choose_columns(measure(pruned, splits.choose), self._dense, splits.choose)
         columns |= size_columns(pruned, splits.report) | {"note": note}
         if control and note:  # if the control failed, the model kept its old weights
             columns |= {name: nan for name, value in columns.items() if isinstance(value, float)}

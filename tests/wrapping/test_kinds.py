@@ -1,0 +1,229 @@
+"""Splits by kind: every number beside that of a model wrapped with this kind alone."""
+
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+import mhaprune
+from mhaprune import losses
+from mhaprune.api.promise import fastest_within
+from mhaprune.api.wrap import Heads
+from mhaprune.heads import HeadMask
+from mhaprune.inputs import Study
+from mhaprune.recoveries.refit import Refit
+from mhaprune.recoveries.refitting import correct, show
+from support.classifier import batches, classifier
+
+Given = dict[str, list[dict[str, Tensor]]]
+
+
+def low_and_high(count: int, seed: int) -> Given:
+    """Texts of small numbers and of large ones; of the large ones, fewer."""
+    kinds: Given = {"low": [], "high": []}
+    for n, batch in enumerate(batches(count, seed)):
+        kinds["low"].append({**batch, "input_ids": batch["input_ids"] % 5 + 1})
+        if n:
+            kinds["high"].append({**batch, "input_ids": batch["input_ids"] % 5 + 6})
+    return kinds
+
+
+GIVEN: dict[str, Any] = {"score": low_and_high(3, 1), "choose": low_and_high(6, 2), "report": low_and_high(4, 3)}
+
+
+def wrapped(**given: Any) -> Heads:
+    return mhaprune.wrap(classifier(), losses.classification, **given)
+
+
+@pytest.fixture(scope="module")
+def heads() -> Heads:
+    return wrapped(**GIVEN)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Heads]:
+    return {kind: wrapped(**{name: split[kind] for name, split in GIVEN.items()}) for kind in ("low", "high")}
+
+
+def test_evaluate_has_a_row_per_kind_as_if_it_were_alone_and_names_the_worst(
+    heads: Heads, alone: dict[str, Heads]
+) -> None:
+    masks = [{0: [0]}, {1: [1, 2]}, {0: [1, 2, 3], 1: [0, 3]}]
+    table = heads.evaluate(*masks)
+    assert len(table) == 8
+    for kind, other in alone.items():
+        rows = table[table["kind"] == kind].drop(columns=["kind", "worst"]).reset_index(drop=True)
+        pd.testing.assert_frame_equal(rows, other.evaluate(*masks))
+    quality = table.pivot_table(index="removed", columns="kind", values="quality", sort=False)
+    worst = table[table["worst"]].set_index("removed")["kind"]
+    for removed, row in (quality - quality.iloc[0]).iloc[1:].iterrows():
+        assert row[worst[removed]] == row.min()
+    assert set(worst) == {"low", "high"}, "else nothing is told"
+
+
+@pytest.mark.parametrize("scorer", ["ablation", "gate_output", "taylor", "surgeon", "taylor_batch"])
+def test_a_score_has_rows_per_kind_as_if_it_were_alone(heads: Heads, alone: dict[str, Heads], scorer: str) -> None:
+    table = heads.score(scorer)
+    assert table["kind"].unique().tolist() == ["all", "low", "high"]
+    of_all = wrapped(**{name: [*split["low"], *split["high"]] for name, split in GIVEN.items()}).score(scorer)
+    for kind, other in {"all": of_all, "low": alone["low"].score(scorer), "high": alone["high"].score(scorer)}.items():
+        rows = table[table["kind"] == kind].reset_index(drop=True)
+        for column in ("score", "score_low", "score_high"):
+            torch.testing.assert_close(*(torch.tensor(each[column]) for each in (rows, other)), equal_nan=True)
+        assert rows["rank"].tolist() == other["rank"].tolist()
+
+
+def test_a_score_that_reads_no_examples_has_no_kinds(heads: Heads) -> None:
+    assert "kind" not in heads.score("magnitude")
+
+
+@pytest.mark.parametrize("scorer", ["ablation", "surgeon"])
+def test_over_the_worst_kind_a_head_stays_that_one_kind_needs(
+    heads: Heads, alone: dict[str, Heads], scorer: str
+) -> None:
+    scores = torch.stack([torch.tensor(other.score(scorer)["score"]) for other in alone.values()])
+    worst = scores.amax(dim=0)
+    for keep in range(1, 8):
+        kept = {heads.grid.heads[n] for n in worst.argsort(descending=True)[:keep].tolist()}
+        assert set(heads.mask(keep, by=scorer, over="worst").kept) == kept
+    assert any(heads.mask(n, by=scorer, over="worst") != heads.mask(n, by=scorer) for n in range(1, 8))
+    again = heads.mask(3, by=scorer, over="worst", rescore_every=2)
+    assert len(again.kept) == 3
+
+
+def test_within_holds_for_every_kind(heads: Heads, alone: dict[str, Heads]) -> None:
+    order = torch.rand(8, generator=torch.Generator().manual_seed(0)).tolist()
+    masks = heads.masks(list(range(7, 0, -1)), by=order)
+
+    def kept(found: Heads, within: float) -> int:
+        own = [HeadMask(found.grid, mask.removed) for mask in masks]
+        try:
+            return len(fastest_within(found, within, lambda *_, **__: own, found.without).grid)
+        except ValueError:  # not met by any
+            return 8
+
+    decides = set()
+    for within in (0.05, 0.08, 0.1, 0.14, 0.2):
+        each = {kind: kept(other, within) for kind, other in alone.items()}
+        assert kept(heads, within) == max(each.values())
+        decides |= {kind for kind, count in each.items() if count > min(each.values())}
+    assert decides == {"low", "high"}, "else one of them decides nothing"
+    with pytest.raises(ValueError, match=r"of accuracy is lost on (low|high), and [\d.]+ is not excluded"):
+        heads.prune(within=0.0, by=order)
+
+
+@torch.no_grad()
+def test_the_ridge_of_a_refit_is_the_best_on_kinds_that_were_left_out() -> None:
+    draw = torch.Generator().manual_seed(0)
+    truth, noise = torch.randn(12, 3, generator=draw).double(), 3.0
+    kinds, parts = ["a", "a", "b", "b", "b", "c"], []
+    for kind in kinds:
+        A = torch.randn(5, 12, generator=draw).double()
+        own = truth + {"a": 0.0, "b": 0.5, "c": -0.5}[kind]
+        parts.append((A, A @ own + noise * torch.randn(5, 3, generator=draw).double()))
+    ridges = [1e-3, 0.1, 1.0, 10.0, 1000.0]
+
+    def fitted(of: list[int], ridge: float) -> Tensor:
+        weight = torch.zeros(3, 12).double()
+        correct(weight, None, [parts[n] for n in of], ridge)
+        return weight
+
+    def error(ridge: float) -> float:
+        total = 0.0
+        for kind in "abc":
+            held = [n for n, each in enumerate(kinds) if each == kind]
+            weight = fitted([n for n in range(6) if n not in held], ridge)
+            lacking = sum(float((parts[n][0] @ weight.T - parts[n][1]).square().sum()) for n in held)
+            total += lacking / sum(float(parts[n][1].square().sum()) for n in held)
+        return total
+
+    best = min(ridges, key=error)
+    assert best not in (ridges[0], ridges[-1]), "else it says little"
+    chosen = torch.zeros(3, 12).double()
+    correct(chosen, None, parts, ridges, kinds)
+    torch.testing.assert_close(chosen, fitted([*range(6)], best))
+
+
+def test_a_refit_reads_as_many_of_each_kind(heads: Heads) -> None:
+    split = heads.splits.score
+    for number in (8, 20, 24, 29, 30, 100):
+        counts = [len(rows) for rows in split.evenly(number).by_kind().values()]
+        assert counts == [min(18, max(number // 2, number - 12)), min(12, number // 2)], number
+    targets = show(heads.subject, split)
+    read = [
+        sum(len(b) for b, k in zip(targets.batches, targets.kinds, strict=True) if k == kind)
+        for kind in ("low", "high")
+    ]
+    assert read == [18, 12], "no batch holds both kinds"
+    study = Study.of(heads)
+    small, _ = Refit(examples=20)(study, heads.without({0: [1]}), 0, None, print)
+    assert len(small.grid) == 7
+
+
+def test_a_report_has_the_worst_kind_and_a_row_for_each(heads: Heads) -> None:
+    found = heads.report(by=["ablation"], budgets=[0.25, 0.5], rounds=2)
+    pruning, groups = found.tables["pruning"], found.tables["groups"]
+    assert {*pruning["kind"], *pruning["choose_kind"]} == {"low", "high"}
+    assert groups["group"].unique().tolist() == ["high", "low"]
+    for removed, kind, quality in pruning[["removed", "kind", "quality"]].itertuples(index=False):
+        table = heads.evaluate(removed.split() if removed else HeadMask(heads.grid)).iloc[2:]
+        row = table[table["worst"]]
+        assert row["kind"].item() == kind
+        assert row["quality"].item() == pytest.approx(quality)
+
+
+def padded(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    more = {name: torch.nn.functional.pad(batch[name], (0, 2)) for name in ("input_ids", "attention_mask")}
+    return {**batch, **more, "labels": (batch["labels"] + 1) % 3}
+
+
+LOW = low_and_high(2, 4)["low"]
+REFUSED: dict[str, tuple[Any, str]] = {
+    "one example": (
+        {"low": LOW, "high": [{name: x[:1] for name, x in LOW[0].items()}]},
+        "^score=high: has one example, a kind must have 2 or more",
+    ),
+    "the same text, padded": (
+        {"low": LOW, "high": [padded(LOW[1])]},
+        "^score=high: an example is one of low too, kinds must share none",
+    ),
+    "other tensors": (
+        {"low": LOW, "high": [{"ids": torch.ones(3, 2).long()}]},
+        "^score=high: must have batches like those of low, with attention_mask, input_ids, labels",
+    ),
+    "no batches": ({"low": LOW, "high": []}, "^score"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_kind_is_refused(name: str) -> None:
+    given, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        wrapped(score=given)
+
+
+def test_what_kinds_cannot_decide_is_refused(heads: Heads, alone: dict[str, Heads]) -> None:
+    with pytest.raises(ValueError, match=r"^over=worst: needs two kinds or more, wrap\(..., score="):
+        alone["low"].mask(3, over="worst")
+    with pytest.raises(ValueError, match="^over=worst: magnitude has no score on one kind of examples, leave it out"):
+        heads.mask(3, by="magnitude", over="worst")
+    with pytest.raises(ValueError, match="^by=greedy: is a schedule that uses no scores, leave over= out"):
+        heads.mask(3, by="greedy", over="worst")
+    with pytest.raises(ValueError, match="^over='best': must be all or worst"):
+        heads.mask(3, over="best")
+
+
+def test_one_batch_that_is_a_dict_is_no_kind() -> None:
+    assert len(wrapped(score=LOW[0]).splits.score) == 6
+    assert not wrapped(score=LOW).splits.score.by_kind()
+
+
+def test_corrupt_counterparts_have_the_kinds_of_score() -> None:
+    score = {kind: given[:1] for kind, given in low_and_high(2, 7).items()}
+    corrupt = {kind: [{**b, "input_ids": b["input_ids"].roll(1, 0)} for b in given] for kind, given in score.items()}
+    heads = wrapped(score=score, corrupt=corrupt)
+    assert heads.score("attribution_patching")["kind"].nunique() == 3
+    with pytest.raises(ValueError, match="^corrupt: must have the kinds of score, each with as many examples"):
+        wrapped(score=score, corrupt=dict(reversed(corrupt.items())))
