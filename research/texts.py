@@ -1,8 +1,7 @@
-"""Texts of six kinds, from what a Debian machine has and five of its packages bring: `python research/texts.py FOLDER`.
+"""Texts of six kinds, from a Debian machine and five of its packages: `python research/texts.py FOLDER`.
 
-Prints how many there are of each kind, and two of each. The packages are fetched with `apt-get download` and unpacked in
-FOLDER, nothing is installed. Texts are sentences of 40 to 160 characters, each once, in a random order that never
-changes.
+Prints how many there are of each kind, and two of each. The packages are fetched with `apt-get download` and unpacked
+in FOLDER, nothing is installed. Texts are sentences of 40 to 160 characters, each once, in an order that never changes.
 
 - `packages`: descriptions of Debian packages
 - `manuals`: manual pages of manpages, manpages-dev and git-man
@@ -43,7 +42,9 @@ def kinds_of_text(folder: Path) -> dict[str, list[str]]:
         "licences": lambda: (plain(path.read_text(errors="replace")) for path in sorted(LICENCES.iterdir())),
         "essays": lambda: essays(folder),
     }
-    return {kind: shuffled(sentence for part in parts() for sentence in sentences(part)) for kind, parts in found.items()}
+    return {
+        kind: shuffled(sentence for part in parts() for sentence in sentences(part)) for kind, parts in found.items()
+    }
 
 
 def fetch(folder: Path) -> None:
@@ -109,7 +110,9 @@ def essays(folder: Path) -> Iterator[str]:
     for path in sorted((folder / "anarchism/usr/share/doc/anarchism").rglob("*.html*")):
         page = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         body = re.sub(r"<(script|style).*?</\1>", "", page.decode(errors="replace"), flags=re.S | re.I)
-        yield unescape(re.sub(r"</?(p|h\d|li|br|div|blockquote)\b.*?>", "\n\n", body, flags=re.I | re.S)).replace("\n\n", ". ")
+        yield unescape(re.sub(r"</?(p|h\d|li|br|div|blockquote)\b.*?>", "\n\n", body, flags=re.I | re.S)).replace(
+            "\n\n", ". "
+        )
 
 
 if __name__ == "__main__":

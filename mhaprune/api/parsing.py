@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,13 +19,9 @@ from mhaprune.heads import BlockId, HeadGrid, HeadId, HeadMask
 from mhaprune.hooks.blocks import Unsupported
 from mhaprune.measure.outcomes import ProofFailed
 from mhaprune.pruning.pruned import EquivalenceCheck
-from mhaprune.recoveries.base import Recovery
-from mhaprune.recoveries.fine_tune import FineTune
-from mhaprune.recoveries.refit import Refit
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.scoring import naming, settings_text
 from mhaprune.settings.options import option
-from mhaprune.settings.ranges import Ge
 from mhaprune.settings.refusals import foreign
 from mhaprune.storage.locks import read_bytes
 from mhaprune.subject import Subject
@@ -176,11 +172,6 @@ def kept_random_state(device: torch.device) -> AbstractContextManager[None]:
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
-TUNED = ("steps", "learning_rate", "batch_size", "distillation")
-Steps = Annotated[int, Ge(0)] | dict[str, Any]
-"""A number of training steps, or settings of `FineTune`, those of `TUNED`, by name."""
-
-
 def prove_removal(equivalence: EquivalenceCheck, mask: HeadMask) -> None:
     """Prove that removing the heads of a mask is masking them. Raises `Unsupported` for a model that does not run
     without them."""
@@ -191,14 +182,3 @@ def prove_removal(equivalence: EquivalenceCheck, mask: HeadMask) -> None:
     except Exception as error:  # of a model that may be anybody's
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise Unsupported(f"heads of this model can be gated, not removed: {reason}") from error
-
-
-def recoveries_of(refit: bool, fine_tune: Steps) -> list[Recovery]:
-    """Return the recoveries that the arguments of `Heads.prune` name. Raises ValueError for a setting that is none."""
-    recoveries: list[Recovery] = [Refit()] if refit else []
-    if fine_tune != 0:
-        settings = fine_tune if isinstance(fine_tune, dict) else {"steps": fine_tune}
-        if wrong := set(settings) - set(TUNED):
-            raise ValueError(f"fine_tune={wrong.pop()}: must be {', '.join(TUNED)}")
-        recoveries.append(FineTune(**settings))
-    return recoveries

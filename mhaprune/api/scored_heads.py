@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import pandas as pd
+
 from mhaprune.heads import HeadMask
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.wrapping.build import ModelWithData
@@ -19,6 +21,8 @@ class Promised:
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     """See `Heads.promises`."""
+    curves: list[pd.DataFrame] = field(default_factory=list)
+    """The histories of trainings, see `Heads.trainings`."""
     times: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The milliseconds without half of the units of a site, and the sites that save less time than timing varies, by
     what decides them."""

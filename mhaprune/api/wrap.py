@@ -17,15 +17,13 @@ from torch import nn
 from mhaprune.api.budget import Budget, Number, Unit
 from mhaprune.api.choosing import By, choose
 from mhaprune.api.parsing import (
-    Steps,
-    kept_random_state,
     mask_of,
     named_scorers,
     prove_removal,
-    recoveries_of,
     two_examples,
 )
 from mhaprune.api.promise import fastest_within
+from mhaprune.api.recovering import Fit, Recoveries, Steps, recovered
 from mhaprune.api.scored_heads import ScoredHeads
 from mhaprune.api.timing import speed_table
 from mhaprune.api.to_lab import lab
@@ -33,7 +31,6 @@ from mhaprune.data import SPLITS
 from mhaprune.heads import HeadMask
 from mhaprune.hooks.blocks import AttentionBlock, Block
 from mhaprune.hooks.eval_mode import eager
-from mhaprune.inputs import Study
 from mhaprune.losses import Judge
 from mhaprune.measure.accuracy import accuracy_columns, by_kind, worst_columns
 from mhaprune.measure.outcomes import measure
@@ -45,7 +42,7 @@ from mhaprune.saving.folders import make_plain, tell
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import heads_table, kinds_table
-from mhaprune.settings.ranges import Ge, Within, checked
+from mhaprune.settings.ranges import Ge, Gt, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.subject import Outcome
 from mhaprune.subjects.pairs import paired
@@ -233,8 +230,10 @@ class Heads(ScoredHeads):
         self,
         keep: Number | Budget = None,
         by: By = "ablation",
-        refit: bool = False,
+        refit: Fit = False,
         fine_tune: Steps = 0,
+        distil: Any = None,
+        minutes: Annotated[float, Gt(0)] | None = None,
         mask: Any = None,
         within: Annotated[float, Ge(0)] | None = None,
         copy: bool = True,
@@ -248,9 +247,12 @@ class Heads(ScoredHeads):
         is proved equal to the model with the other heads masked.
 
         With `refit`, W_O of each attention and W_2 of each feed-forward are fitted so that the copy computes what the
-        dense model does. `fine_tune` is a number of training steps: AdamW lowers the loss. Or it holds settings, such
-        as `{"steps": 300, "learning_rate": 1e-4, "distillation": 0.5}`; with this one, half of the objective is the
-        distance from the dense model's answers. All use the *train* split, or *score* if there is none.
+        dense model does; `{"examples": 5600}` reads more than 1024 examples. `fine_tune` is a number of training steps:
+        AdamW lowers the loss. Or it holds settings, such as `{"steps": 300, "learning_rate": 1e-4, "distillation":
+        0.5}`; with this one, half of the objective is the distance from the dense model's answers. Both use the *train*
+        split, or *score* if there is none. `distil` has batches without labels, other than those of *report*, and the
+        copy learns for some `minutes` (10) to say on them what the dense model says. Of ten measurements on *choose*
+        the best is kept; `heads.trainings` has all. With `wrap(..., cache=folder)` a training that was killed goes on.
 
         `faster=1.5` asks for a speed (see `Budget`), `within=0.01` for the fastest model that loses at most so much of
         the quality on *choose*, at 95 % confidence, after a refit or training. Both are measured in a `runtime`:
@@ -272,17 +274,18 @@ class Heads(ScoredHeads):
             timed = {*how} | {name for name in ("faster", "ms") if getattr(keep, name, None) is not None}
             if within is None and not {"faster", "ms"} & timed:
                 raise ValueError(f"runtime={runtime}: is where faster=, ms= and within= are measured, leave it out")
-            return self._in(runtime).prune(keep, by, refit, fine_tune, mask, within, copy, **how)
+            return self._in(runtime).prune(keep, by, refit, fine_tune, distil, minutes, mask, within, copy, **how)
+        after = Recoveries(refit, fine_tune, distil, minutes)
         if within is not None:
             if keep is not None or mask is not None or {*how} - {"over"}:
                 raise ValueError(f"within={within:g}: says how many heads stay, leave keep=, mask= and budgets out")
             model = fastest_within(
-                self, within, partial(self.masks, by=by, **how), lambda mask: self._without(mask, refit, fine_tune)
+                self, within, partial(self.masks, by=by, **how), lambda mask: self._without(mask, after)
             ).model
         elif mask is None:
-            model = self._without(self.mask(keep, by, **how), refit, fine_tune, copy).model
+            model = self._without(self.mask(keep, by, **how), after, copy).model
         else:
-            model = self.without(mask, refit, fine_tune, copy).model
+            model = self.without(mask, refit, fine_tune, distil, minutes, copy).model
         make_plain(model)
         return model
 
@@ -347,31 +350,37 @@ class Heads(ScoredHeads):
 
     @checked
     @shown()
-    def without(self, mask: Any, refit: bool = False, fine_tune: Steps = 0, copy: bool = True) -> WrappedModel:
+    def without(
+        self,
+        mask: Any,
+        refit: Fit = False,
+        fine_tune: Steps = 0,
+        distil: Any = None,
+        minutes: Annotated[float, Gt(0)] | None = None,
+        copy: bool = True,
+    ) -> WrappedModel:
         """Return the model without the heads that `mask` removes, as a subject, see `prune`.
 
         >>> len(heads.without(heads.mask(keep=3)).grid)
         3
         """
         self.check_unchanged()
-        return self._without(mask_of(mask, self.grid), refit, fine_tune, copy)
+        return self._without(mask_of(mask, self.grid), Recoveries(refit, fine_tune, distil, minutes), copy)
 
-    def _without(self, mask: HeadMask, refit: bool, fine_tune: Steps, copy: bool = True) -> WrappedModel:
+    def _without(self, mask: HeadMask, after: Recoveries, copy: bool = True) -> WrappedModel:
         """See `without`; the weights were compared with those that were proved."""
         if (settled := self._settled) is not self:
-            return settled._without(HeadMask(settled.grid, mask.removed), refit, fine_tune, copy)
+            return settled._without(HeadMask(settled.grid, mask.removed), after, copy)
         self.check_removable(mask)
-        recoveries = recoveries_of(refit, fine_tune)
+        steps = after.on(self)
         prove_removal(self._equivalence, mask)
         smaller = self.subject.without(mask, shared=not copy)
         if copy and self.subject.prove != "none":  # the proof was made with shared weights
             one = self.subject.placed(self.splits.proof[:1])
             apart = partial(gross_difference, self.subject, smaller, one)
             prove_removal(EquivalenceCheck(self.subject, one, apart), mask)
-        with kept_random_state(self.subject.device):
-            for recovery in recoveries:
-                smaller, _ = recovery(self._study, smaller, 0, None, lambda state: None)
-        tell(self.subject, smaller, mask, ["refitted"] * refit + ["trained"] * (fine_tune != 0))
+        smaller = recovered(self, smaller, steps)
+        tell(self.subject, smaller, mask, [step.done for step in steps])
         return smaller
 
     @checked
@@ -434,6 +443,12 @@ class Heads(ScoredHeads):
         """The budgets `faster=` and `ms=`: the promise, and what was measured at the end (milliseconds, speed-up)."""
         return pd.DataFrame(self.promised.rows)
 
+    @property
+    def trainings(self) -> pd.DataFrame:
+        """The trainings of `distil=` and `fine_tune=`, a row for each measurement on *choose*: step, seconds, loss and
+        quality; `lost` is by how much the quality is below the dense model's, on the kind that loses most."""
+        return pd.concat(self.promised.curves, ignore_index=True) if self.promised.curves else pd.DataFrame()
+
     def _in(self, runtime: Runtime) -> Heads:
         """Return the heads whose model this runtime computes where it is timed."""
         if runtime == self.subject.runtime:
@@ -464,8 +479,8 @@ class Heads(ScoredHeads):
     def _settled(self) -> Heads:
         """These heads after the proofs that `prove="none"` has put off."""
         put_off = self.subject.prove == "none" and self.subject.single is None
-        return proved_again(self, self.subject.changed(prove="blocks")) if put_off else self
-
-    @cached_property
-    def _study(self) -> Study:
-        return Study.of(self)
+        if not put_off:
+            return self
+        settled = proved_again(self, self.subject.changed(prove="blocks"))
+        vars(settled)["promised"] = self.promised
+        return settled

@@ -112,6 +112,12 @@ def by_kind(outcome: Outcome, examples: Data) -> dict[str, Outcome]:
     return {kind: made(*(values[rows.to(values.device)] for values in outcome)) for kind, rows in kinds.items()}
 
 
+def largest_drop(outcome: Outcome, dense: Outcome, examples: Data) -> float:
+    """Return by how much the mean quality is below the dense model's, on the kind of examples that loses most."""
+    pairs = zip(by_kind(outcome, examples).values(), by_kind(dense, examples).values(), strict=True)
+    return max(float((whole.quality.double() - own.quality.double()).mean()) for own, whole in pairs)
+
+
 def worst_columns(outcome: Outcome, dense: Outcome, examples: Data) -> dict[str, Any]:
     """Return `accuracy_columns` on the kind of examples on which the quality drops most below the dense model's, and
     the name of this kind; where it drops on none, on the kind of the lowest quality. Without kinds, on all."""

@@ -68,7 +68,7 @@ BLOCK = r"([\w.]{1,200})(?:@\d{1,3})?\.\d{1,5}: (?:\d{1,6}(?: \d{1,6}){0,200}|\d
 LINE = re.compile(
     r"- (\d{1,6} of \d{1,6} (?:heads|neurons|units|sublayers|key-value groups|attention layers|heads of single calls): "
     rf"{BLOCK}(?:, {BLOCK})*"
-    r"(?: \(they still see the first \d+ tokens and the last \d+\))?(?:, then (?:refitted|trained))*)"
+    r"(?: \(they still see the first \d+ tokens and the last \d+\))?(?:, then (?:refitted|distilled|trained))*)"
 )
 """A line of a card that says what was removed, as `folders.tell` writes it."""
 

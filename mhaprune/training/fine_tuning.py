@@ -11,6 +11,8 @@ from torch.optim import AdamW, Optimizer
 
 from mhaprune.attention.gates import GateConfig
 from mhaprune.hooks.eval_mode import switched_off
+from mhaprune.hooks.pytree import precise
+from mhaprune.losses import Drift
 from mhaprune.subjects.batches import Batches
 from mhaprune.training.loop import Descent
 from mhaprune.wrapping.wrapped_model import WrappedModel
@@ -29,10 +31,17 @@ class PlainTraining(Descent):
 
     def distil(self, model: WrappedModel, batch: Batches, teacher: WrappedModel, share: float) -> Tensor:
         """See `Descent.distil`. An output without logits of several classes is compared by the mean squared difference
-        of all its numbers, as a share of their mean square."""
+        of all its numbers, as a share of their mean square. If the loss is a `Drift`, it is that from the teacher. Else
+        with a `share` of 1 no labels are read."""
         batch = batch.converted(model.device, model.dtype)
         said, taught = model.run(model.model, batch.arguments()), teacher.predict(batch)
-        own = model.judge(said, batch).loss.mean()
+        own: Any = 0.0
+        if isinstance(model.loss, Drift):
+            given = batch.as_given()
+            ours, theirs = (precise(model.loss.represent(each, given)) for each in (said, taught))
+            own, share = 1 - F.cosine_similarity(ours, theirs, dim=-1).mean(), min(share, 0.5)
+        elif share < 1:
+            own = model.judge(said, batch).loss.mean()
         logits = getattr(said, "logits", None)
         if logits is None or logits.dim() not in (2, 3) or logits.shape[-1] == 1:
             ours, theirs = model.real_outputs(said, batch), model.real_outputs(taught, batch)

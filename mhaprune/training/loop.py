@@ -1,5 +1,6 @@
 """The training loop of all models: our own network and pretrained ones."""
 
+import copy
 import math
 import time
 from abc import ABC, abstractmethod
@@ -19,7 +20,7 @@ from mhaprune.interrupts import HeldSignals
 from mhaprune.measure.outcomes import Diverged, measure
 from mhaprune.progress import doing
 from mhaprune.settings.ranges import Checked, Ge, Gt
-from mhaprune.subject import Batch
+from mhaprune.subject import Batch, Outcome
 from mhaprune.subjects.gated_model import GatedModel
 
 Objective = Callable[[Any, Batch], Tensor]
@@ -114,23 +115,28 @@ class Descent(Checked, ABC):
         state: dict[str, Any] | None = None,
         save: Callable[[dict[str, Any]], None] | None = None,
         objective: Objective | None = None,
+        lost: Callable[[Outcome], float] | None = None,
+        dropout: bool = True,
     ) -> pd.DataFrame:
         """Train `model` in place; returns a row for step 0 and one for each evaluation: step, seconds spent on training
         steps so far, loss, held-out accuracy, gates.
 
         Training minimises `objective`, by default the method `objective`. `state` is a state that an earlier call gave
-        to `save`; training goes on from there. Raises `Diverged` if the loss is not finite.
+        to `save`; training goes on from there. With `lost`, a function of the outcome on `valid`, the rows have it, and
+        the model ends with the weights of the evaluation of which it is the least. Without `dropout` the model trains
+        as it is measured. Raises `Diverged` if the loss is not finite.
         """
         with ExitStack() as stack:
             stack.enter_context(self.while_training(model))
             stack.callback(model.module.eval)
             optimisers, running = self.optimisers(model, gate), torch.zeros((), device=train.device)
             if state is None:
-                rows = [{"step": 0, "seconds": 0.0, "loss": math.nan, **self._held_out(model, valid)}]
-                first, seconds = 0, 0.0
+                rows = [{"step": 0, "seconds": 0.0, "loss": math.nan, **self._held_out(model, valid, lost)}]
+                first, seconds, best = 0, 0.0, copy.deepcopy(model.module.state_dict()) if lost else None
             else:
                 _restore(state, model, optimisers, running)
                 first, seconds, rows = int(state["step"]), state["seconds"], list(state["rows"])
+                best = state.get("best")
             order = torch.Generator().manual_seed(seed)
             batches = train.shuffled_batches(self.batch_size, order, self.sorted_batches, skip=first)
             held = stack.enter_context(HeldSignals())
@@ -139,7 +145,7 @@ class Descent(Checked, ABC):
                 begin = time.perf_counter()
                 for group in parameter_groups(optimisers):
                     group["lr"] = group["initial_lr"] * self.learning_rate_factor(step)
-                model.module.train()
+                model.module.train(dropout)
                 running += self.step(model, next(batches), optimisers, objective)
                 done = progress.done = step + 1
                 evaluated = done % self.evaluate_every == 0 or done == self.steps
@@ -148,18 +154,28 @@ class Descent(Checked, ABC):
                 if evaluated:
                     running.zero_()
                     row = {"step": done, "seconds": seconds, "loss": mean_loss}
-                    rows.append(row | self._finite(mean_loss, model, valid, done, rows))
+                    rows.append(row | self._finite(mean_loss, model, valid, done, rows, lost))
+                    if lost and rows[-1]["lost"] <= min(each["lost"] for each in rows):
+                        best = copy.deepcopy(model.module.state_dict())
                     progress.note = f"loss {mean_loss:.3f}, {self.quality_name} {rows[-1]['valid_quality']:.3f}"
                 asked, due = held.asked, done % self.checkpoint_every == 0 and done < self.steps
                 if save is not None and (due or asked):
-                    now = {"running": running, "rows": rows, "step": done, "seconds": seconds}
+                    now = {"running": running, "rows": rows, "step": done, "seconds": seconds, "best": best}
                     save(now | _state(model, optimisers, running.device))
                 if asked:
                     held.stop()
+            if best is not None:
+                model.module.load_state_dict(best)
         return pd.DataFrame(rows)
 
     def _finite(
-        self, loss: float, model: GatedModel, valid: Data, step: int, rows: Sequence[Mapping[str, Any]]
+        self,
+        loss: float,
+        model: GatedModel,
+        valid: Data,
+        step: int,
+        rows: Sequence[Mapping[str, Any]],
+        lost: Callable[[Outcome], float] | None,
     ) -> dict[str, float]:
         """Evaluate the model on `valid` and return the columns of the training table: loss, quality and gates.
 
@@ -168,7 +184,7 @@ class Descent(Checked, ABC):
         try:
             if not math.isfinite(loss):
                 raise Diverged(f"the loss is {loss}")
-            return self._held_out(model, valid)
+            return self._held_out(model, valid, lost)
         except Diverged as error:
             raise Diverged(
                 f"training.learning_rate={self.learning_rate}: {error} by step {step}, {self.quality_name}"
@@ -183,10 +199,11 @@ class Descent(Checked, ABC):
         progress = min(1.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
         return 1 - progress if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
 
-    def _held_out(self, model: GatedModel, valid: Data) -> dict[str, float]:
+    def _held_out(self, model: GatedModel, valid: Data, lost: Callable[[Outcome], float] | None) -> dict[str, float]:
         model.module.eval()
         outcome = measure(model, valid)
         row = {f"valid_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
+        row |= {"lost": lost(outcome)} if lost else {}
         if (gates := model.learned_gates()) is not None:
             row |= zip(map("gate_{}".format, model.grid), gates.tolist(), strict=True)
         return row

@@ -317,7 +317,7 @@ class WrappedModel(GatedModel):
     @torch.no_grad()
     def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> LossAndQuality:
         """Run mask by mask, with workers some masks in each, or take what is in the cache."""
-        if self.cache is None or len(gates) < MANY or self._identity is None:
+        if self.cache is None or len(gates) < MANY or self.identity is None:
             return self._evaluate(batch, gates, fallback)
         # What the model answers with the last mask stands for its code, its loss and its quality.
         judged, placed = self.evaluate(batch, gates[-1], fallback), self.placed(batch)
@@ -330,7 +330,7 @@ class WrappedModel(GatedModel):
         def make() -> dict[str, Any]:
             return self._evaluate(batch, gates, fallback)._asdict()
 
-        return LossAndQuality(**self.cache.get_slow("masks", self._identity | what, make))
+        return LossAndQuality(**self.cache.get_slow("masks", self.identity | what, make))
 
     def _evaluate(self, batch: Batches, gates: Tensor, fallback: Fallback | None) -> Any:
         if self.workers:
@@ -338,7 +338,7 @@ class WrappedModel(GatedModel):
         return super().evaluate_masks(batch, gates, fallback)
 
     @cached_property
-    def _identity(self) -> dict[str, Any] | None:
+    def identity(self) -> dict[str, Any] | None:
         """The facts beside the examples that decide the bits of a measurement; None, with a warning, if a function of
         the user holds something that cannot be read."""
         try:

@@ -69,7 +69,7 @@ def test_only_the_heads_that_are_left_are_scaled_and_the_stream_is_nearer(study:
     left: Seq2Seq = dense.without(HeadMask(dense.grid).without(*gone))
     new, history = RefitByHead(ridge=1e-6)(study, left, 0, None, lambda state: None)
     assert history.empty
-    batches, streams = show(dense, study.splits.train)
+    batches, streams, _ = show(dense, study.splits.train)
     changed, far, near = 0, 0.0, 0.0
     for old, mine, wanted in zip(left.last_maps(batches), new.last_maps(batches), streams, strict=True):
         if old.heads is None or not len(old.heads):

@@ -1,0 +1,114 @@
+"""Recoveries after a removal: a refit, a distillation, a training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple
+
+from mhaprune.api.parsing import kept_random_state
+from mhaprune.api.scored_heads import ScoredHeads
+from mhaprune.data import Splits
+from mhaprune.inputs import Study
+from mhaprune.measure.outcomes import Diverged
+from mhaprune.recoveries.base import Recovery, recover
+from mhaprune.recoveries.fine_tune import FineTune
+from mhaprune.recoveries.refit import Refit
+from mhaprune.settings.ranges import Ge
+from mhaprune.storage.cache import data_digest
+from mhaprune.subjects.batches import Batches
+from mhaprune.wrapping.wrapped_model import WrappedModel
+
+FITTED = ("examples", "ridge", "feed_forward")
+Fit = bool | dict[str, Any]
+"""Whether to refit, or settings of `Refit`, those of `FITTED`, by name."""
+TUNED = ("steps", "learning_rate", "batch_size", "distillation")
+Steps = Annotated[int, Ge(0)] | dict[str, Any]
+"""A number of training steps, or settings of `FineTune`, those of `TUNED`, by name."""
+
+
+MINUTES = 10.0
+"""The time of a distillation, if none is given."""
+DISTILLING: dict[str, Any] = {"distillation": 1.0, "dropout": False, "keep": "best", "learning_rate": 2e-4}
+"""The settings of `distil=`. Of the learning rates 2e-4 and 4e-4 the first kept more of MiniLM in eight minutes, on
+texts that are in no report."""
+
+
+class Step(NamedTuple):
+    """One recovery, with what a model is after it and the study that it reads."""
+
+    done: str
+    recovery: Recovery
+    study: Study
+
+
+@dataclass(frozen=True)
+class Recoveries:
+    """The recoveries that follow a removal, as the arguments of `Heads.prune` say."""
+
+    refit: Fit = False
+    fine_tune: Steps = 0
+    distil: Any = None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None and self.distil is None:
+            raise ValueError(f"minutes={self.minutes:g}: is how long distil= trains, give it batches or leave it out")
+
+    def on(self, heads: ScoredHeads) -> list[Step]:
+        """Return the recoveries in their order. Raises ValueError for a setting that is none."""
+        found, fit = [], _settings("refit", self.refit, FITTED) if isinstance(self.refit, dict) else {}
+        if self.refit is not False:
+            found.append(Step("refitted", Refit(**fit), study_of(heads)))
+        if self.distil is not None:
+            recovery = FineTune(minutes=self.minutes or MINUTES, **DISTILLING)
+            found.append(Step("distilled", recovery, study_of(heads, unreported(heads, self.distil))))
+        if self.fine_tune != 0:
+            settings = self.fine_tune if isinstance(self.fine_tune, dict) else {"steps": self.fine_tune}
+            settings = _settings("fine_tune", settings, TUNED)
+            found.append(Step("trained", FineTune(**settings), study_of(heads)))
+        return found
+
+
+def _settings(name: str, given: dict[str, Any], allowed: Sequence[str]) -> dict[str, Any]:
+    if wrong := [key for key in given if key not in allowed]:
+        raise ValueError(f"{name}={wrong[0]}: must be {', '.join(allowed)}")
+    return given
+
+
+def study_of(heads: ScoredHeads, train: Batches | None = None) -> Study:
+    """Return the study of a model, by default with its own examples to train on. If there is a cache, its trainings go
+    on after a kill."""
+    splits = heads.splits if train is None else Splits(**{**heads.splits.given, "train": train})
+    if train is None and "_study" in vars(heads):
+        found: Study = vars(heads)["_study"]  # which remembers what the dense model computes for a refit
+        return found
+    study, subject = replace(Study.of(heads), splits=splits), heads.subject
+    if subject.cache is not None and subject.identity is not None:
+        read = {name: data_digest(part) for name, part in splits.items() if name in ("train", "score", "choose")}
+        study = replace(study, remember=subject.cache.about({**subject.identity, "read": read}))
+    if train is None:
+        vars(heads)["_study"] = study
+    return study
+
+
+def unreported(heads: ScoredHeads, given: Any) -> Batches:
+    """Return texts to distil on. Raises ValueError if numbers are reported on some of them."""
+    texts = Batches.of(given, "distil")
+    own, reports = {*texts.digests()}, {"report": heads.splits.given.get("report"), **heads.splits.shifts}
+    for name, split in reports.items():
+        if split is not None and (shared := len(own.intersection(split.digests()))):
+            raise ValueError(f"distil: {shared} examples are in *{name}* too, must be others")
+    return texts
+
+
+def recovered(heads: ScoredHeads, smaller: WrappedModel, steps: Sequence[Step]) -> WrappedModel:
+    """Return a smaller model after these recoveries. Raises `Diverged` if a training does not stay finite."""
+    with kept_random_state(heads.subject.device):
+        for done, recovery, study in steps:
+            smaller, history, failed, _ = recover(recovery, study, smaller)
+            if failed:
+                raise Diverged(failed)
+            if len(history):
+                heads.promised.curves.append(history.assign(then=done, units_kept=len(smaller.grid)))
+    return smaller
