@@ -194,6 +194,12 @@ class Splits(Generic[Part]):
         return {name: part for name, part in self.given.items() if name not in SPLITS}
 
     @property
+    def alike(self) -> bool:
+        """True if nothing is reported on examples of another kind than those that a model is fitted to."""
+        reported = {*self["report"].by_kind()} if "report" in self.given else set()
+        return not self.shifts and not reported - {*self.train.by_kind()}
+
+    @property
     def train(self) -> Part:
         """The examples that a training learns from; a refit reads their inputs, but no label. Nothing is chosen or
         reported on them. If the user gives none, the score split is used."""

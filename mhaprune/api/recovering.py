@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple
@@ -19,6 +20,8 @@ from mhaprune.storage.cache import data_digest
 from mhaprune.subjects.batches import Batches
 from mhaprune.wrapping.wrapped_model import WrappedModel
 
+log = logging.getLogger(__name__)
+
 FITTED = ("examples", "ridge", "feed_forward")
 Fit = bool | dict[str, Any]
 """Whether to refit, or settings of `Refit`, those of `FITTED`, by name."""
@@ -32,6 +35,12 @@ MINUTES = 10.0
 DISTILLING: dict[str, Any] = {"distillation": 1.0, "dropout": False, "keep": "best", "learning_rate": 2e-4}
 """The settings of `distil=`. Of the learning rates 2e-4 and 4e-4 the first kept more of MiniLM in eight minutes, on
 texts that are in no report."""
+
+
+ALIKE = (
+    "how much it keeps on examples unlike those that it was fitted to is not measured; wrap(..., report={name: batches,"
+    " ...}), or shift=, with other kinds says it"
+)
 
 
 class Step(NamedTuple):
@@ -104,6 +113,9 @@ def unreported(heads: ScoredHeads, given: Any) -> Batches:
 
 def recovered(heads: ScoredHeads, smaller: WrappedModel, steps: Sequence[Step]) -> WrappedModel:
     """Return a smaller model after these recoveries. Raises `Diverged` if a training does not stay finite."""
+    if steps and all(step.study.splits.alike for step in steps) and not heads.promised.warned:
+        heads.promised.warned = True
+        log.warning("%s: %s", steps[0].done, ALIKE)
     with kept_random_state(heads.subject.device):
         for done, recovery, study in steps:
             smaller, history, failed, _ = recover(recovery, study, smaller)

@@ -23,6 +23,8 @@ class Promised:
     """See `Heads.promises`."""
     curves: list[pd.DataFrame] = field(default_factory=list)
     """The histories of trainings, see `Heads.trainings`."""
+    warned: bool = False
+    """Whether it was said that all examples are of one kind."""
     times: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The milliseconds without half of the units of a site, and the sites that save less time than timing varies, by
     what decides them."""

@@ -13,6 +13,10 @@ from torch import nn
 from mhaprune.storage.store import write_bytes
 
 CARD, MARK = "README.md", "\nSaved by mhaprune. "
+RECOVERED = ("refitted", "distilled", "trained")
+FITTED = (
+    "It was fitted to examples. On kinds of examples that are unlike them it may keep less, so measure it on yours."
+)
 LOST = "_lost_by_mhaprune"
 """The attribute of a pruned model that lists what it has lost, in words."""
 TEXT = """---
@@ -21,7 +25,7 @@ tags: [mhaprune]
 ---
 
 # {name}
-{mark}{removed}
+{mark}{removed}{fitted}
 
 ## How to read it
 
@@ -46,6 +50,7 @@ def write_card(model: Any, folder: Path, read: str) -> None:
         library="transformers" if "from_pretrained" in read else "pytorch",
         mark=MARK.lstrip("\n"),
         removed="".join([removed, *(f"\n- {each}" for each in lost)]),
+        fitted=f"\n\n{FITTED}" if any(f", then {done}" in each for each in lost for done in RECOVERED) else "",
         read=read,
         command=f"By `{script}`" if script else "By hand",
         versions=", ".join(filter(None, map(_version, ("mhaprune", "torch", "transformers")))),
@@ -68,7 +73,7 @@ BLOCK = r"([\w.]{1,200})(?:@\d{1,3})?\.\d{1,5}: (?:\d{1,6}(?: \d{1,6}){0,200}|\d
 LINE = re.compile(
     r"- (\d{1,6} of \d{1,6} (?:heads|neurons|units|sublayers|key-value groups|attention layers|heads of single calls): "
     rf"{BLOCK}(?:, {BLOCK})*"
-    r"(?: \(they still see the first \d+ tokens and the last \d+\))?(?:, then (?:refitted|distilled|trained))*)"
+    rf"(?: \(they still see the first \d+ tokens and the last \d+\))?(?:, then (?:{'|'.join(RECOVERED)}))*)"
 )
 """A line of a card that says what was removed, as `folders.tell` writes it."""
 

@@ -1,5 +1,6 @@
 """Splits by kind: every number beside that of a model wrapped with this kind alone."""
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -227,3 +228,22 @@ def test_corrupt_counterparts_have_the_kinds_of_score() -> None:
     assert heads.score("attribution_patching")["kind"].nunique() == 3
     with pytest.raises(ValueError, match="^corrupt: must have the kinds of score, each with as many examples"):
         wrapped(score=score, corrupt=dict(reversed(corrupt.items())))
+
+
+def test_what_was_fitted_to_one_kind_alone_says_so(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """In print once, in the card and in the report; not if numbers are of kinds that were not read."""
+    said, sentence = "how much it keeps on examples unlike those", "All numbers are of examples like those that"
+    plain = {name: [*split["low"], *split["high"]] for name, split in GIVEN.items()}
+    for given, unknown in ((GIVEN, True), (plain, True), ({**plain, "report": GIVEN["report"]}, False)):
+        caplog.clear()
+        heads = wrapped(**given)
+        heads.prune(mask={0: [0]})
+        assert said not in caplog.text, "nothing was fitted"
+        for _ in range(2):
+            mhaprune.save(heads.prune(mask={0: [0]}, refit=True), tmp_path)
+        assert caplog.text.count(said) == unknown
+        assert "On kinds of examples that are unlike them" in (tmp_path / "README.md").read_text()
+        found = heads.report(by=["ablation"], budgets=[0.5], rounds=1)
+        assert any(each.startswith(sentence) for each in found.sentences) == unknown
+    mhaprune.save(heads.prune(mask={0: [0]}), tmp_path)
+    assert "unlike them" not in (tmp_path / "README.md").read_text()

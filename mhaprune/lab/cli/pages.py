@@ -87,6 +87,11 @@ def report(
         first = first._replace(
             question=f"Which {units} can stream, that is, see only {seen}, and what does that bring?"
         )
+    if refit and heads.splits.alike:
+        sentences.append(
+            "All numbers are of examples like those that the refitted models were fitted to. On other kinds of examples"
+            " they may keep less: `wrap(..., report={name: batches})` measures each kind."
+        )
     results = replace(results, first=first, sentences=sentences)
     if path is not None:
         write_bytes(Path(path), results.page({"heads": repr(heads)}).encode())
