@@ -17,6 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from numpy.random import default_rng
 import mhaprune
 from mhaprune import losses
 from mhaprune.api.wrap import Heads
+from mhaprune.data import Splits
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
 from mhaprune.measure.accuracy import accuracy_columns, by_kind
@@ -97,6 +99,8 @@ def of_draw(texts: Texts, folder: Path, draw: int, minutes: float) -> Iterator[d
     splits |= {"train": texts.split(240, READ), "report": texts.split(0, JUDGED, OTHER)}
     heads: Any = mhaprune.wrap(texts.model, losses.drift, units=("head", "neuron"), **splits)
     one = Batches.of(texts.batches("packages", 240, 4 * SCORED), "train")
+    of_all = Study.of(heads)
+    of_one = replace(of_all, splits=Splits(**{**heads.splits.given, "train": one}))
     ready = time.monotonic() - begun
     yield from rows_of(
         "int8 in onnxruntime", measure(heads._in("onnxruntime-int8").subject.in_runtime(), heads.splits.report), heads
@@ -110,14 +114,13 @@ def of_draw(texts: Texts, folder: Path, draw: int, minutes: float) -> Iterator[d
         speeds = {name: times.loc["removed", name] for name in ("speedup", "speedup_q1", "speedup_q3")}
         speeds |= {"again": times.loc[DENSE_AGAIN, "speedup"]}
         random = heads.mask(share, of="operations", by=default_rng(draw).random(len(heads.grid)))
-        study = Study.of(heads)
-        for way, which, fitted in (
-            ("one kind, 640 texts", mask, one),
-            ("four kinds, 5,600 texts", mask, heads.splits.train),
-            ("four kinds, 5,600 texts, random units", random, heads.splits.train),
+        for way, which, study in (
+            ("one kind, 640 texts", mask, of_one),
+            ("four kinds, 5,600 texts", mask, of_all),
+            ("four kinds, 5,600 texts, random units", random, of_all),
         ):
             begun = time.monotonic()
-            model = refitted(heads, study, which, fitted)
+            model = refitted(heads, study, which)
             about = {"speed": speed, "units_kept": len(which.kept), "seconds": time.monotonic() - begun + chosen}
             yield from rows_of(
                 way, measure(model, heads.splits.report), heads, **about, **(speeds if which is mask else {})
@@ -131,9 +134,7 @@ def of_draw(texts: Texts, folder: Path, draw: int, minutes: float) -> Iterator[d
             heads.trainings.assign(draw=draw, speed=speed).to_csv(folder / f"curve-{draw}-{speed}.csv", index=False)
 
 
-def refitted(heads: Heads, study: Study, mask: HeadMask, texts: Any) -> Any:
-    study.splits.given["train"] = texts
-    study._memo.clear()
+def refitted(heads: Heads, study: Study, mask: HeadMask) -> Any:
     return Refit(examples=4 * READ)(study, heads.without(mask), 0, None, lambda state: None)[0]
 
 
