@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import mhaprune
 from mhaprune import losses
@@ -16,11 +17,12 @@ from mhaprune.heads import HeadMask
 from mhaprune.inputs import Known
 from mhaprune.lab.experiments.base import Experiment, figures_of
 from mhaprune.lab.runs.run import Results, Run, build
+from mhaprune.lab.sources import pretrained
 from mhaprune.lab.sources.pretrained import Pretrained, PretrainedModel
 from mhaprune.measure.outcomes import measure
 from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError, option
-from support.classifier import batches, classifier
+from support.classifier import Classifier, batches, classifier
 from support.composing import compose
 from support.sizes import chosen, options, slow
 
@@ -189,6 +191,24 @@ def test_other_weights_are_another_run_and_take_nothing_from_the_cache(cache: Pa
     assert made == [0.0, 0.25]
     one, same, other, elsewhere = (run.identity["run"] for run in (*runs, described("ablate", cache / ".." / "cache")))
     assert one == same == elsewhere != other
+
+
+def test_other_units_and_another_runtime_are_another_run(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, parts = Classifier(), [nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16)) for _ in range(2)]
+    model.feed_forward = nn.ModuleList(parts)  # with neurons
+    monkeypatch.setitem(globals(), "classifier", lambda: model)
+    monkeypatch.setattr(pretrained, "check_runtime", lambda subject, batches: None)  # onnxruntime may not be here
+    others: list[dict[str, Any]] = [
+        {},
+        {"units": ["head", "neuron"]},
+        {"units": ["neuron"]},
+        {"runtime": "onnxruntime"},
+    ]
+    runs = [described("ablate", cache, **settings) for settings in others]
+    assert len({run.identity["run"] for run in runs}) == len(others)
+    assert runs[0].identity["run"] == described("ablate", cache, runtime="torch", units=["head"]).identity["run"]
+    assert runs[3].source.heads.words["timed"] == "a forward pass in onnxruntime"
 
 
 def test_heads_that_cannot_be_removed_are_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

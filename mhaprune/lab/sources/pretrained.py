@@ -32,7 +32,8 @@ from mhaprune.storage.store import fingerprint
 from mhaprune.subjects.batches import Batches
 from mhaprune.tables import USUAL
 from mhaprune.wrapping.build import ModelWithData, understand
-from mhaprune.wrapping.wrapped_model import WrappedModel
+from mhaprune.wrapping.served import Runtime
+from mhaprune.wrapping.wrapped_model import WrappedModel, check_runtime
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class Pretrained(Checked, ABC):
     """The largest number of tokens of a text; longer texts are cut."""
     units: tuple[Literal["head", "neuron"], ...] = ("head",)
     """What is scored and removed: attention heads, hidden neurons of feed-forward layers, or both."""
+    runtime: Runtime = "torch"
+    """Where the model is timed: `torch`, `onnxruntime` or `onnxruntime-int8`. Quality is that of torch."""
     save: bool = False
     """Whether `experiment=prune` saves the pruned models, each as a folder that `mhaprune.load` reads."""
 
@@ -144,8 +147,11 @@ class PretrainedSource(ModelSource):
         found = replace(found, subject=found.subject.grouped(read.unit))
         log.info("%s: %r", self.name, found)
         subject, splits = found.subject, found.splits
+        if self.model.runtime != "torch":
+            subject = subject.changed(runtime=self.model.runtime)
+            check_runtime(subject, splits.proof)
         here = {name: split.converted(subject.device, subject.dtype) for name, split in splits.items()}
-        return replace(found, splits=Splits(**here))
+        return replace(found, subject=subject, splits=Splits(**here))
 
     @property
     def name(self) -> str:
@@ -159,7 +165,8 @@ class PretrainedSource(ModelSource):
     def decisive(self) -> dict[str, Any]:
         others = {name: data_digest(split) for name, split in self.splits.shifts.items()}
         shift = {"shift": others} if others else {}
-        return {"cache": None, "model": self._content, "data": None, **shift, "torch": str(torch.__version__)}
+        units = {} if self.model.units == ("head",) else {"units": list(self.model.units)}
+        return {"cache": None, "model": self._content | units, "data": None, **shift, "torch": str(torch.__version__)}
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -220,6 +227,7 @@ class PretrainedSource(ModelSource):
             "weights": weights,
             "data": [data_digest(split) for name, split in self.splits.items() if name not in self.splits.shifts],
             "judged_by": dict(self.loaded.facts),
+            **({} if subject.runtime == "torch" else {"runtime": subject.runtime}),
         }
 
     def study(self, facts: Mapping[str, Any]) -> Study:
