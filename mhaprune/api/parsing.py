@@ -122,7 +122,9 @@ def scores_of(given: Any, grid: HeadGrid) -> GivenScores:
         pairs = [(str(HeadId(*head)), score) for *head, score in zip(*columns, strict=True)]
         given = dict(pairs)
         if len(given) != len(pairs):
-            raise ValueError("by: a frame with several scores of one head; choose the rows of one scorer and draw")
+            raise ValueError(
+                "by: a frame with several scores of one head; choose the rows of one scorer, draw and kind"
+            )
     if isinstance(given, Mapping):
         named = {str(name): score for name, score in given.items()}
         names_of = [str(head) for head in grid]

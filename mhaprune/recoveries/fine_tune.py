@@ -40,7 +40,7 @@ class FineTune(Recovery):
     """Number of optimiser steps."""
     minutes: Annotated[float | None, Gt(0)] = None
     """In place of `steps`: the time that the training takes on this machine, measurements included. The number of steps
-    is told from the time of a few."""
+    is told from the time of a few, and no control trains as long."""
     learning_rate: Annotated[float | None, Gt(0)] = None
     """The highest learning rate, reached after warm-up. None means 1e-3, or 5e-5 for a pretrained model."""
     batch_size: Annotated[int | None, Ge(1)] = None
@@ -71,8 +71,8 @@ class FineTune(Recovery):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.minutes is not None and self.keep == "last" and self.when == "between":
-            raise ValueError(f"minutes={self.minutes:g}: is for when=after, where no other training depends on it")
+        if self.minutes is not None and self.when == "between":
+            raise ValueError(f"minutes={self.minutes:g}: is for when=after, leave it out")
 
     @property
     def why_only_ours(self) -> str:

@@ -111,6 +111,8 @@ def test_within_holds_for_every_kind(heads: Heads, alone: dict[str, Heads]) -> N
         assert kept(heads, within) == max(each.values())
         decides |= {kind for kind, count in each.items() if count > min(each.values())}
     assert decides == {"low", "high"}, "else one of them decides nothing"
+    small = heads.prune(within=0.9, by="ablation", over="worst")
+    assert sum(layer.num_heads for layer in small.attention) < 8  # type: ignore[union-attr,misc]
     with pytest.raises(ValueError, match=r"of accuracy is lost on (low|high), and [\d.]+ is not excluded"):
         heads.prune(within=0.0, by=order)
 
