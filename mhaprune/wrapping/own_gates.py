@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mhaprune.discovery.attention import factors_of_heads
 from mhaprune.hooks.blocks import Unsupported, weight_of
+from mhaprune.measure.outcomes import weight_sums
 from mhaprune.proofs.block_by_block import AllInDouble
 from mhaprune.subjects.batches import Batches
 from mhaprune.subjects.gated_model import GatedModel
@@ -54,15 +55,20 @@ def with_constant_gates(subject: Model, run: Run, samples: Sequence[Batches]) ->
 
 
 @torch.no_grad()
-def with_factors_of(smaller: Model, larger: GatedModel, run: Run, sample: Batches) -> Model:
+def with_factors_of(smaller: Model, larger: GatedModel, run: Run, sample: Batches, known: dict[Any, Any]) -> Model:
     """Return the subject without some heads with another W_O, changed in place, in each layer that lost heads and
     multiplies them by learned numbers: so that each head that is left counts as much as in the larger model. Raises
-    `Unsupported` where W_O cannot make up for that."""
+    `Unsupported` where W_O cannot make up for that. `known` keeps the factors of larger models by their weights."""
     pairs = [*zip(smaller.blocks, larger.blocks, strict=True)]
     lost = {block.out for block, whole in pairs if whole.gated_by_layer and 0 < block.heads < whole.heads}
     if not lost:
         return smaller
-    of_both = [[own_factors(each, run, sample, double) for each in (larger, smaller)] for double in (False, True)]
+    of_whole = ("factors", weight_sums(larger.module))
+    if of_whole not in known:
+        known[of_whole] = [own_factors(larger, run, sample, double) for double in (False, True)]
+    of_both = [
+        *zip(known[of_whole], (own_factors(smaller, run, sample, double) for double in (False, True)), strict=True)
+    ]
     blocks, done = [], dict[int, tuple[str, Tensor]]()
     for block, whole in pairs:
         if not 0 < block.heads < whole.heads:

@@ -177,7 +177,7 @@ class WrappedModel(GatedModel):
         """Return the subject without the masked units. A removal is made head by head."""
         if self.single is None:
             smaller = super().without(mask, shared)
-            return smaller if self.sample is None else with_factors_of(smaller, self, self.run, self.sample)
+            return smaller if self.sample is None else with_factors_of(smaller, self, self.run, self.sample, self.facts)
         single = self.single.changed(run=self.run, runtime=self.runtime)  # which `changed` may have replaced
         return single.without(self.mask_of_heads(mask), shared)._grouped(self.unit)
 
