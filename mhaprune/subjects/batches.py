@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mhaprune.data import Data
 from mhaprune.subjects.stacks import CORRUPT, DENSE, Stack, is_by_kind, joined, read_batches, tensor_names
+from mhaprune.tables import ALL_KINDS
 
 MASK = "attention_mask"
 IGNORED = -100
@@ -65,7 +66,11 @@ class Batches(Data):
         Raises ValueError, which names the split, for anything that cannot be read as batches."""
         if isinstance(batches, Batches):
             return batches
-        by_kind = dict(batches) if is_by_kind(batches) else {"": batches}
+        by_kind = dict(batches) if is_by_kind(batches) else {None: batches}
+        if wrong := [kind for kind in by_kind if kind in ("", ALL_KINDS) or not isinstance(kind, str | None)]:
+            raise ValueError(
+                f"{name}={wrong[0]!r}: the name of a kind must be a text, and neither empty nor {ALL_KINDS}"
+            )
         read = {kind: read_batches(part, f"{name}={kind}" if kind else name) for kind, part in by_kind.items()}
         (_, (first, names, form)), *others = read.items()
         for kind, (own, _, its_form) in others:
@@ -74,7 +79,7 @@ class Batches(Data):
                 raise ValueError(f"{name}={kind}: must have batches like those of {next(iter(read))}, with {has}")
         pieces = [(stack, number) for number, (own, _, _) in enumerate(read.values()) for stack in own]
         found = cls._grouped(pieces, names, form, max(len(stack) for stack, _ in pieces))
-        found = replace(found, kind_names=tuple(by_kind) if "" not in by_kind else ())
+        found = replace(found, kind_names=tuple(kind for kind in by_kind if kind))
         found.check_kinds(name)
         return found
 

@@ -87,15 +87,15 @@ class Stack:
 
 def is_by_kind(batches: Any) -> bool:
     """Return whether these are batches by the name of their kind, and not one batch that is a dict."""
-    if not isinstance(batches, Mapping) or not batches:
+    if not isinstance(batches, Mapping) or any(isinstance(each, Tensor) for each in batches.values()):
         return False
-    lists = [each for each in batches.values() if isinstance(each, list | tuple)]
-    of_batches = all(each and isinstance(each[0], Mapping | Tensor | tuple | list) for each in lists)
-    return of_batches and all(isinstance(each, Iterable) and not isinstance(each, _ONE) for each in batches.values())
+    return any(map(_holds_batches, batches.values()))
 
 
-_ONE = (Tensor, Mapping, str, bytes, np.ndarray)
-"""The types of values of a batch that could be taken for a list of batches."""
+def _holds_batches(given: Any) -> bool:
+    if isinstance(given, list | tuple):
+        return bool(given) and isinstance(given[0], Mapping | Tensor | tuple | list)
+    return isinstance(given, Iterable) and not isinstance(given, str | bytes | np.ndarray)
 
 
 def read_batches(batches: Any, name: str) -> tuple[list[Stack], tuple[str, ...], type]:

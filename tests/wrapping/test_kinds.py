@@ -170,6 +170,7 @@ def test_a_report_has_the_worst_kind_and_a_row_for_each(heads: Heads) -> None:
     pruning, groups = found.tables["pruning"], found.tables["groups"]
     assert {*pruning["kind"], *pruning["choose_kind"]} == {"low", "high"}
     assert groups["group"].unique().tolist() == ["high", "low"]
+    assert "Numbers are of the kind of examples that loses most, of low, high." in found.sentences
     for removed, kind, quality in pruning[["removed", "kind", "quality"]].itertuples(index=False):
         table = heads.evaluate(removed.split() if removed else HeadMask(heads.grid)).iloc[2:]
         row = table[table["worst"]]
@@ -196,6 +197,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {"low": LOW, "high": [{"ids": torch.ones(3, 2).long()}]},
         "^score=high: must have batches like those of low, with attention_mask, input_ids, labels",
     ),
+    "no name": ({"low": LOW, "": LOW}, "^score='': the name of a kind must be a text, and neither empty nor all"),
+    "a number": ({"low": LOW, 1: LOW}, "^score=1: the name of a kind must be a text"),
+    "the name of all": ({"low": LOW, "all": LOW}, "^score='all': the name of a kind must be a text"),
+    "nothing": ({"low": LOW, "high": None}, "^score=high: is a NoneType, must be a list of batches or a DataLoader"),
+    "kinds of kinds": ({"low": {"lower": LOW}, "high": LOW}, "^score=low: lower is a list with tensors in it"),
     "no batches": ({"low": LOW, "high": []}, "^score"),
 }
 
@@ -221,6 +227,8 @@ def test_what_kinds_cannot_decide_is_refused(heads: Heads, alone: dict[str, Head
 def test_one_batch_that_is_a_dict_is_no_kind() -> None:
     assert len(wrapped(score=LOW[0]).splits.score) == 6
     assert not wrapped(score=LOW).splits.score.by_kind()
+    kinds = wrapped(score={"low": LOW[0], "high": low_and_high(2, 4)["high"][0]}).splits.score.by_kind()
+    assert {kind: len(rows) for kind, rows in kinds.items()} == {"low": 6, "high": 6}
 
 
 def test_corrupt_counterparts_have_the_kinds_of_score() -> None:

@@ -87,6 +87,8 @@ def report(
         first = first._replace(
             question=f"Which {units} can stream, that is, see only {seen}, and what does that bring?"
         )
+    if kinds := heads.splits.report.by_kind():
+        sentences.insert(1, f"Numbers are of the kind of examples that loses most, of {', '.join(kinds)}.")
     if refit and heads.splits.alike:
         sentences.append(
             "All numbers are of examples like those that the refitted models were fitted to. On other kinds of examples"
