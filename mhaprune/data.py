@@ -87,7 +87,7 @@ class Data(ABC):
             return self[:number]
         counts = range(max(map(len, kinds)), -1, -1)
         fits = next(n for n in counts if sum(min(n, len(rows)) for rows in kinds) <= number)
-        return self[torch.cat([rows[:fits] for rows in kinds])]
+        return self[torch.cat([rows[: max(1, fits)] for rows in kinds])[: max(1, number)]]
 
     def counterpart(self) -> Self:
         """Return a corrupt counterpart of every example, of the same length: the thing asked about is missing. Raises

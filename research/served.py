@@ -73,7 +73,7 @@ def compare(folder: Path, minutes: float, few: bool) -> pd.DataFrame:
     read = READ // 40 if few else READ
     splits: dict[str, Any] = {"score": texts.split(0, SCORED // 10 if few else SCORED)}
     splits |= {"choose": texts.split(SCORED, SCORED), "train": texts.split(2 * SCORED, read)}
-    splits["report"] = texts.split(2 * SCORED + READ, JUDGED) | texts.split(0, JUDGED, OTHER)
+    splits["report"] = texts.split(2 * SCORED + TAUGHT, JUDGED) | texts.split(0, JUDGED, OTHER)
     heads: Any = mhaprune.wrap(texts.model, losses.drift, units=("head", "neuron"), **splits)
     report, first = heads.splits.report, heads.splits.report.batches(1)
     timed = [next(first) for _ in range(TIMED)]

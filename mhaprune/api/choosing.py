@@ -130,7 +130,8 @@ def _way(
     if len(heads.splits.score.by_kind()) < 2:
         raise ValueError("over=worst: needs two kinds or more, wrap(..., score={name: batches, ...})")
     if isinstance(scorer, Budgeted) or not scorer.reads_examples:
-        raise ValueError(f"over=worst: {next(iter(named))} has no score on one kind of examples, leave it out")
+        what = by if isinstance(by, str) else "by= of your own"
+        raise ValueError(f"over=worst: {what} has no score on one kind of examples, leave it out")
     return {f"{name} on the worst kind": WorstKind(each) for name, each in named.items()}, given
 
 

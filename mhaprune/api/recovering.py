@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
@@ -11,12 +12,15 @@ from mhaprune.api.parsing import kept_random_state
 from mhaprune.api.scored_heads import ScoredHeads
 from mhaprune.data import Splits
 from mhaprune.inputs import Study
+from mhaprune.losses import Drift
 from mhaprune.measure.outcomes import Diverged
-from mhaprune.recoveries.base import Recovery, recover
+from mhaprune.recoveries.base import AS_IT_WAS, Recovery, recover
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refit import Refit
 from mhaprune.settings.ranges import Ge
 from mhaprune.storage.cache import data_digest
+from mhaprune.storage.functions import Undescribed, described
+from mhaprune.storage.store import fingerprint
 from mhaprune.subjects.batches import Batches
 from mhaprune.wrapping.wrapped_model import WrappedModel
 
@@ -32,7 +36,7 @@ Steps = Annotated[int, Ge(0)] | dict[str, Any]
 
 MINUTES = 10.0
 """The time of a distillation, if none is given."""
-DISTILLING: dict[str, Any] = {"distillation": 1.0, "dropout": False, "keep": "best", "learning_rate": 2e-4}
+DISTILLING: dict[str, Any] = {"dropout": False, "learning_rate": 2e-4}
 """The settings of `distil=`. Of the learning rates 2e-4 and 4e-4 the first kept more of MiniLM in eight minutes, on
 texts that are in no report."""
 
@@ -59,8 +63,12 @@ class Recoveries:
     fine_tune: Steps = 0
     distil: Any = None
     minutes: float | None = None
+    tested: bool = False
+    """Whether models are tested on the *choose* split, so that no weights may be chosen on it."""
 
     def __post_init__(self) -> None:
+        if self.distil is not None:  # read once, also if it can be read only once
+            object.__setattr__(self, "distil", Batches.of(self.distil, "distil"))
         if self.minutes is not None and self.distil is None:
             raise ValueError(f"minutes={self.minutes:g}: is how long distil= trains, give it batches or leave it out")
 
@@ -70,7 +78,10 @@ class Recoveries:
         if self.refit is not False:
             found.append(Step("refitted", Refit(**fit), study_of(heads)))
         if self.distil is not None:
-            recovery = FineTune(minutes=self.minutes or MINUTES, **DISTILLING)
+            more: dict[str, Any] = {"distillation": 0.5 if isinstance(heads.subject.loss, Drift) else 1.0}
+            recovery = FineTune(
+                minutes=self.minutes or MINUTES, **DISTILLING, **more, keep="last" if self.tested else "best"
+            )
             found.append(Step("distilled", recovery, study_of(heads, unreported(heads, self.distil))))
         if self.fine_tune != 0:
             settings = self.fine_tune if isinstance(self.fine_tune, dict) else {"steps": self.fine_tune}
@@ -86,26 +97,38 @@ def _settings(name: str, given: dict[str, Any], allowed: Sequence[str]) -> dict[
 
 
 def study_of(heads: ScoredHeads, train: Batches | None = None) -> Study:
-    """Return the study of a model, by default with its own examples to train on. If there is a cache, its trainings go
-    on after a kill."""
-    splits = heads.splits if train is None else Splits(**{**heads.splits.given, "train": train})
+    """Return the study of a model in torch, by default with its own examples to train on. If there is a cache, its
+    trainings go on after a kill."""
     if train is None and "_study" in vars(heads):
         found: Study = vars(heads)["_study"]  # which remembers what the dense model computes for a refit
         return found
-    study, subject = replace(Study.of(heads), splits=splits), heads.subject
+    splits = heads.splits if train is None else Splits(**{**heads.splits.given, "train": train})
+    subject = heads.subject.changed(runtime="torch")
+    study = replace(Study.of(heads), subject=subject, splits=splits)
     if subject.cache is not None and subject.identity is not None:
-        read = {name: data_digest(part) for name, part in splits.items() if name in ("train", "score", "choose")}
-        study = replace(study, remember=subject.cache.about({**subject.identity, "read": read}))
+        with suppress(Undescribed):  # then nothing is kept
+            read = {name: _facts(part) for name, part in splits.items() if name in ("train", "score", "choose")}
+            trained = [weight.requires_grad for weight in subject.model.parameters()]
+            about = {"read": read, "trained": trained, "seed": study.seed, "module": fingerprint(repr(subject.model))}
+            study = replace(study, remember=subject.cache.about({**subject.identity, **about}))
     if train is None:
         vars(heads)["_study"] = study
     return study
 
 
-def unreported(heads: ScoredHeads, given: Any) -> Batches:
-    """Return texts to distil on. Raises ValueError if numbers are reported on some of them."""
-    texts = Batches.of(given, "distil")
-    own, reports = {*texts.digests()}, {"report": heads.splits.given.get("report"), **heads.splits.shifts}
-    for name, split in reports.items():
+def _facts(examples: Batches) -> list[Any]:
+    """Return plain values that decide what is learnt from examples: also their lists, and what a batch has in
+    common."""
+    lists = [{name: x for name, x in stack.fields.items() if isinstance(x, list)} for stack in examples.stacks]
+    constants = [dict(stack.constants) for stack in examples.stacks]
+    rest = fingerprint(described([lists, constants]))
+    return [data_digest(examples), rest, list(examples.kind_names), examples.largest]
+
+
+def unreported(heads: ScoredHeads, texts: Batches) -> Batches:
+    """Return texts to distil on. Raises ValueError if choices are made or numbers reported on some of them."""
+    own, given = {*texts.digests()}, heads.splits.given
+    for name, split in {**{name: given.get(name) for name in ("choose", "report")}, **heads.splits.shifts}.items():
         if split is not None and (shared := len(own.intersection(split.digests()))):
             raise ValueError(f"distil: {shared} examples are in *{name}* too, must be others")
     return texts
@@ -120,7 +143,7 @@ def recovered(heads: ScoredHeads, smaller: WrappedModel, steps: Sequence[Step]) 
         for done, recovery, study in steps:
             smaller, history, failed, _ = recover(recovery, study, smaller)
             if failed:
-                raise Diverged(failed)
+                raise Diverged(failed.removeprefix(AS_IT_WAS))
             if len(history):
                 heads.promised.curves.append(history.assign(then=done, units_kept=len(smaller.grid)))
     return smaller

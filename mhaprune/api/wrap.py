@@ -232,12 +232,12 @@ class Heads(ScoredHeads):
         by: By = "ablation",
         refit: Fit = False,
         fine_tune: Steps = 0,
-        distil: Any = None,
-        minutes: Annotated[float, Gt(0)] | None = None,
         mask: Any = None,
         within: Annotated[float, Ge(0)] | None = None,
         copy: bool = True,
         runtime: Runtime = "torch",
+        distil: Any = None,
+        minutes: Annotated[float, Gt(0)] | None = None,
         **how: Any,
     ) -> nn.Module:
         """Return a smaller and faster copy of the model that has only the heads that the method `mask` keeps, see there
@@ -250,15 +250,16 @@ class Heads(ScoredHeads):
         dense model does; `{"examples": 5600}` reads more than 1024 examples. `fine_tune` is a number of training steps:
         AdamW lowers the loss. Or it holds settings, such as `{"steps": 300, "learning_rate": 1e-4, "distillation":
         0.5}`; with this one, half of the objective is the distance from the dense model's answers. Both use the *train*
-        split, or *score* if there is none. `distil` has batches without labels, other than those of *report*, and the
-        copy learns for some `minutes` (10) to say on them what the dense model says. Of ten measurements on *choose*
-        the best is kept; `heads.trainings` has all. With `wrap(..., cache=folder)` a training that was killed goes on.
+        split, or *score* if there is none. `distil` has batches without labels, other than those of *choose* and
+        *report*, and the copy learns for some `minutes` (10) to say on them what the dense model says. Of about ten
+        measurements on *choose* the best is kept, but with `within=`, which tests there, the last; `heads.trainings`
+        has all. With `wrap(..., cache=folder)` a training that was killed goes on.
 
         `faster=1.5` asks for a speed (see `Budget`), `within=0.01` for the fastest model that loses at most so much of
         the quality on *choose*, at 95 % confidence, after a refit or training. Both are measured in a `runtime`:
         "torch", "onnxruntime" or "onnxruntime-int8" (see `mhaprune.export`). With `copy=False` the smaller model
-        takes over weights of yours, so memory holds one; a refit or training copies it once. Raises ValueError for
-        heads that cannot be removed, and for what cannot be met.
+        takes over weights of yours, so memory holds one; a refit copies it once, a training more often. Raises
+        ValueError for heads that cannot be removed, and for what cannot be met.
 
         >>> small = heads.prune(keep=0.5, by="gate_output", refit=True)
         >>> type(small) is type(model), [layer.num_heads for layer in small.attention] != [4, 4]
@@ -274,8 +275,10 @@ class Heads(ScoredHeads):
             timed = {*how} | {name for name in ("faster", "ms") if getattr(keep, name, None) is not None}
             if within is None and not {"faster", "ms"} & timed:
                 raise ValueError(f"runtime={runtime}: is where faster=, ms= and within= are measured, leave it out")
-            return self._in(runtime).prune(keep, by, refit, fine_tune, distil, minutes, mask, within, copy, **how)
-        after = Recoveries(refit, fine_tune, distil, minutes)
+            return self._in(runtime).prune(
+                *(keep, by, refit, fine_tune, mask, within, copy), distil=distil, minutes=minutes, **how
+            )
+        after = Recoveries(refit, fine_tune, distil, minutes, tested=within is not None)
         if within is not None:
             if keep is not None or mask is not None or {*how} - {"over"}:
                 raise ValueError(f"within={within:g}: says how many heads stay, leave keep=, mask= and budgets out")
@@ -285,7 +288,7 @@ class Heads(ScoredHeads):
         elif mask is None:
             model = self._without(self.mask(keep, by, **how), after, copy).model
         else:
-            model = self.without(mask, refit, fine_tune, distil, minutes, copy).model
+            model = self.without(mask, refit, fine_tune, copy, distil, minutes).model
         make_plain(model)
         return model
 
@@ -355,9 +358,9 @@ class Heads(ScoredHeads):
         mask: Any,
         refit: Fit = False,
         fine_tune: Steps = 0,
+        copy: bool = True,
         distil: Any = None,
         minutes: Annotated[float, Gt(0)] | None = None,
-        copy: bool = True,
     ) -> WrappedModel:
         """Return the model without the heads that `mask` removes, as a subject, see `prune`.
 
@@ -446,7 +449,7 @@ class Heads(ScoredHeads):
     @property
     def trainings(self) -> pd.DataFrame:
         """The trainings of `distil=` and `fine_tune=`, a row for each measurement on *choose*: step, seconds, loss and
-        quality; `lost` is by how much the quality is below the dense model's, on the kind that loses most."""
+        quality; with `distil=` also how much is `lost` of the dense model's quality, on the kind that loses most."""
         return pd.concat(self.promised.curves, ignore_index=True) if self.promised.curves else pd.DataFrame()
 
     def _in(self, runtime: Runtime) -> Heads:

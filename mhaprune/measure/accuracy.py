@@ -25,6 +25,7 @@ from mhaprune.tables import (
     CHOOSE_KIND,
     CHOOSE_MOST,
     CONFIDENCE,
+    DENSE_QUALITY,
     ECE,
     ENDS,
     KIND,
@@ -120,7 +121,8 @@ def largest_drop(outcome: Outcome, dense: Outcome, examples: Data) -> float:
 
 def worst_columns(outcome: Outcome, dense: Outcome, examples: Data) -> dict[str, Any]:
     """Return `accuracy_columns` on the kind of examples on which the quality drops most below the dense model's, and
-    the name of this kind; where it drops on none, on the kind of the lowest quality. Without kinds, on all."""
+    the name of this kind with the dense model's quality on it; where it drops on none, on the kind of the lowest
+    quality. Without kinds, on all."""
     parts, of_dense = by_kind(outcome, examples), by_kind(dense, examples)
 
     def rank(kind: str) -> tuple[float, float]:
@@ -128,7 +130,8 @@ def worst_columns(outcome: Outcome, dense: Outcome, examples: Data) -> dict[str,
         return quality - float(of_dense[kind].quality.double().mean()), quality
 
     worst = min(parts, key=rank)
-    return ({KIND: worst} if worst else {}) | accuracy_columns(parts[worst])
+    whole = {KIND: worst, DENSE_QUALITY: float(of_dense[worst].quality.double().mean())} if worst else {}
+    return whole | accuracy_columns(parts[worst])
 
 
 def choose_columns(outcome: Outcome, dense: Outcome, examples: Data) -> dict[str, Any]:

@@ -24,6 +24,10 @@ HISTORY = ["step", "seconds", "loss", "valid_loss", "valid_token_accuracy", VALI
 trained."""
 
 
+AS_IT_WAS = "diverged, so it is as it was: "
+"""The beginning of the note of a model whose recovery failed."""
+
+
 @dataclass(frozen=True)
 class Recovery(Checked, ABC):
     """A way to improve a model after heads were removed.
@@ -114,7 +118,7 @@ def recover(recovery: Recovery, study: Study, pruned: Pruned, draw: int = 0) -> 
         try:
             model, history = recovery(study, pruned, draw, state, save)
         except Diverged as error:
-            return {"weights": None, "history": {}, "note": f"diverged, so it is as it was: {error}", "seconds": nan}
+            return {"weights": None, "history": {}, "note": f"{AS_IT_WAS}{error}", "seconds": nan}
         # The history of a training that was interrupted has the seconds of all its parts.
         took = time.perf_counter() - start
         seconds = float(history["seconds"].iloc[-1]) if len(history) and "seconds" in history else took
@@ -133,7 +137,14 @@ def recover(recovery: Recovery, study: Study, pruned: Pruned, draw: int = 0) -> 
         "draw": draw,
         "recovered_with": code_digests(*modules_of(recovery)),
     }
-    content = study.remember("recovered", what, make) if recovery.kept else make(None, lambda state: None)
+    if not recovery.kept:
+        start = time.perf_counter()
+        try:
+            model, history = recovery(study, pruned, draw, None, lambda state: None)
+        except Diverged as error:
+            return RecoveryResult(pruned.copied(), pd.DataFrame(), f"{AS_IT_WAS}{error}", nan)
+        return RecoveryResult(model, history, "", time.perf_counter() - start)
+    content = study.remember("recovered", what, make)
     model = pruned.copied()
     if content["weights"] is not None:
         model.module.load_state_dict(content["weights"])

@@ -1,6 +1,5 @@
 """Train a pruned model a little longer."""
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -55,7 +54,7 @@ class FineTune(Recovery):
     """True to train with the dropout of the model; False to train without it, as a distillation alone needs none."""
     keep: Literal["last", "best"] = "last"
     """The weights that are kept: those of the last step, or those with the least loss of quality on the *choose* split
-    (of our own models, the *valid* split) in one of ten measurements, on the kind of examples that loses most."""
+    (of our own models, the *valid* split) in one of about ten measurements, on the kind of examples that loses most."""
     start: Recovery | None = None
     """A recovery that runs first, each time. With None, training starts from the weights that pruning pruned."""
 
@@ -97,11 +96,11 @@ class FineTune(Recovery):
         if self.distillation:
             objective = partial(descent.distil, teacher=study.subject, share=self.distillation)
         if self.minutes is not None:
-            steps = state["planned"] if state else self._planned(model, descent, splits, objective or descent.objective)
+            steps = state["planned"] if state else self._planned(model, descent, splits, objective)
             descent, save = replace(self, steps=steps).descent(study.training), partial(_with_planned, save, steps)
         lost = None
         if self.keep == "best":
-            every = max(1, math.ceil(descent.steps / EVALUATIONS))
+            every = max(1, round(descent.steps / EVALUATIONS))
             descent = replace(descent, evaluate_every=every, checkpoint_every=every)
             dense = measure(study.subject, splits.valid)
             lost = partial(largest_drop, dense=dense, examples=splits.valid)
@@ -112,19 +111,23 @@ class FineTune(Recovery):
             dropout=self.dropout,
         )
 
-    def _planned(self, model: Any, descent: Descent, splits: Splits[Any], objective: Objective) -> int:
-        """Return how many steps fit into the time, beside the measurements."""
+    def _planned(self, model: Any, descent: Descent, splits: Splits[Any], objective: Objective | None) -> int:
+        """Return how many steps fit into the time, beside the measurements. Raises ValueError if none does."""
         begun = time.perf_counter()
         measure(model, splits.valid)
-        measured, seconds = time.perf_counter() - begun, []
-        weights = [weight for weight in model.module.parameters() if weight.requires_grad]
+        measured, seconds, tried = time.perf_counter() - begun, list[float](), model.copied()
         draw = torch.Generator().manual_seed(0)
-        for batch in islice(splits.train.shuffled_batches(descent.batch_size, draw), 2 + TIMED):
-            begun = time.perf_counter()
-            torch.autograd.grad(objective(model, batch), weights, allow_unused=True)
-            seconds.append(time.perf_counter() - begun)
-        left = 60 * float(self.minutes or 0) - (EVALUATIONS + 1) * measured
-        return max(1, round(left * TIMED / sum(seconds[2:])))
+        with descent.while_training(tried):
+            optimisers = descent.optimisers(tried, None)
+            for batch in islice(splits.train.shuffled_batches(descent.batch_size, draw), 2 + TIMED):
+                begun = time.perf_counter()
+                descent.step(tried, batch, optimisers, objective)
+                seconds.append(time.perf_counter() - begun)
+        left = 60 * float(self.minutes or 0) - sum(seconds) - (EVALUATIONS + 3) * measured
+        if left < (each := sum(seconds[2:]) / TIMED):
+            needed = f"{float(self.minutes or 0) + (each - left) / 60:.2g}"
+            raise ValueError(f"minutes={self.minutes:g}: is too short to measure and train the model, must be {needed}")
+        return round(left / each)
 
 
 def _with_planned(save: Callable[[State], None], steps: int, state: State) -> None:

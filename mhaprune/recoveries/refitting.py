@@ -152,13 +152,13 @@ def correct(
         folds[fold] = folds.get(fold, nothing).plus(sums)
     best = max(ridges)
     if len(folds) > 1 and len(ridges) > 1:
-        pairs = []
+        errors = dict.fromkeys(ridges, 0.0)
         for held in folds if kinds else [True]:
-            most = nothing.plus(*(fold for name, fold in folds.items() if name != held))
-            pairs.append((most.seen_from(DIRECTIONS), folds[held].seen_from(DIRECTIONS)))
-        best = min(
-            ridges, key=lambda each: sum(tried.error(fit.solved(each, U)) / (tried.size or 1.0) for fit, tried in pairs)
-        )
+            fit = nothing.plus(*(fold for name, fold in folds.items() if name != held)).seen_from(DIRECTIONS)
+            tried = folds[held].seen_from(DIRECTIONS)
+            for each in ridges:
+                errors[each] += tried.error(fit.solved(each, U)) / (tried.size or 1.0)
+        best = min(ridges, key=lambda each: errors[each])
     change = nothing.plus(*folds.values()).solved(best, U)
     weight_DW.add_((change[:U] if basis_WU is None else basis_WU @ change[:U]).T)
     if bias_D is not None:

@@ -23,6 +23,8 @@ MASK = "attention_mask"
 IGNORED = -100
 """The value of labels that losses ignore."""
 LABELS = "labels"
+MAIN = ("input_ids", "inputs_embeds", "pixel_values", "input_values", "input_features", "decoder_input_ids")
+"""The names of the arguments that models of transformers read (`main_input_name`)."""
 
 
 class Parts(tuple[Any, ...]):
@@ -117,21 +119,25 @@ class Batches(Data):
                     raise ValueError(f"{name}={kind}: an example is one of {other} too, kinds must share none")
 
     def digests(self) -> list[bytes]:
-        """Return bytes for each example that are the same for equal inputs, whatever the padding and the labels."""
+        """Return bytes for each example that are the same for equal inputs, whatever the padding and the type of whole
+        numbers. Labels do not count, as far as they can be told: of a tuple the last part, `labels`, and where
+        transformers name what is read, everything else."""
         targets = {MASK, LABELS, self.names[-1] if self.form is tuple and len(self.names) > 1 else ""}
+        main = [name for name in self.names if name in MAIN] or [name for name in self.names if name not in targets]
         found = []
         for stack, row in self.at[:, :2].tolist():
-            fields, digest = self.stacks[stack].fields, sha256()
+            (fields, constants), digest = self.stacks[stack].parts, sha256()
             mask = fields.get(MASK)
-            for name in self.names:
-                x = fields.get(name)
-                if not isinstance(x, Tensor) or name in targets:
-                    continue
-                own = x[row].detach().cpu()
-                if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape == x.shape[:2]:
-                    own = own[mask[row].cpu() != 0]
-                own = own.double() if own.is_floating_point() else own
-                digest.update(repr((name, own.shape)).encode() + own.numpy().tobytes())
+            for name in main:
+                own: Any = fields[name][row] if name in fields else constants.get(name)
+                if isinstance(own, Tensor):
+                    own = own.detach().cpu()
+                    if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1:] == own.shape[:1]:
+                        own = own[mask[row].cpu() != 0]
+                    own = own.double() if own.is_floating_point() else own.long()
+                    digest.update(own.numpy().tobytes())
+                    own = tuple(own.shape)
+                digest.update(repr((name, own)).encode())
             found.append(digest.digest())
         return found
 

@@ -39,7 +39,7 @@ class PlainTraining(Descent):
         if isinstance(model.loss, Drift):
             given = batch.as_given()
             ours, theirs = (precise(model.loss.represent(each, given)) for each in (said, taught))
-            own, share = 1 - F.cosine_similarity(ours, theirs, dim=-1).mean(), min(share, 0.5)
+            own = 1 - F.cosine_similarity(ours, theirs, dim=-1).mean()
         elif share < 1:
             own = model.judge(said, batch).loss.mean()
         logits = getattr(said, "logits", None)

@@ -1,6 +1,7 @@
 """`distil=`: towards the dense model on texts without labels, for some minutes, the best of ten kept."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import mhaprune
 from mhaprune import losses
+from mhaprune.api.recovering import DISTILLING, study_of
 from mhaprune.api.wrap import Heads
 from mhaprune.recoveries import fine_tune
 from mhaprune.recoveries.fine_tune import EVALUATIONS, FineTune
@@ -76,7 +78,7 @@ def test_no_label_is_read() -> None:
 
 @pytest.mark.usefixtures("planned")
 def test_the_best_of_the_measurements_is_kept_by_the_kind_that_loses_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(mhaprune.api.recovering.DISTILLING, "learning_rate", 0.3)  # which ruins the model
+    monkeypatch.setitem(DISTILLING, "learning_rate", 0.3)  # which ruins the model
     choose = {"long": batches(6, 2)[3:], "short": batches(2, 5)}
     heads = wrapped(choose=choose)
     small = heads.without(MASK, distil=texts(6, 4))
@@ -111,14 +113,14 @@ def test_as_many_steps_are_taken_as_fit_beside_the_measurements(monkeypatch: pyt
 
     clock = ticks()
     monkeypatch.setattr(fine_tune.time, "perf_counter", lambda: next(clock))
-    heads, recovery = wrapped(), FineTune(minutes=1.0, distillation=1.0)
-    planned = recovery._planned(
-        heads.without(MASK),
-        recovery.descent(FINE_TUNING),
-        heads.splits,
-        lambda model, batch: sum(weight.sum() for weight in model.module.parameters()),
-    )
-    assert planned == (60 - (EVALUATIONS + 1) * 2) / 0.5
+    heads, recovery = wrapped(), FineTune(minutes=1.0)
+    given: Any = heads.without(MASK), recovery.descent(FINE_TUNING), heads.splits, None
+    planned = recovery._planned(*given)
+    measured, tried = (EVALUATIONS + 3) * 2, 8 * 0.5  # the dense model, before and after each part; and these steps
+    assert planned == (60 - measured - tried) / 0.5
+    clock = ticks()
+    with pytest.raises(ValueError, match=r"^minutes=0.5: is too short to measure and train the model, must be 0.51$"):
+        FineTune(minutes=0.5)._planned(*given)
 
 
 @pytest.mark.usefixtures("planned")
@@ -146,13 +148,65 @@ def test_what_was_killed_goes_on_and_ends_in_the_same_bits(tmp_path: Path, monke
     assert len(again.trainings) == EVALUATIONS + 1
 
 
+@pytest.mark.usefixtures("planned")
+def test_what_decides_a_training_decides_what_is_taken_from_the_cache(tmp_path: Path) -> None:
+    def listed(word: str) -> list[dict[str, Any]]:
+        return [{**batch, "words": [word] * 6} for batch in texts(4, 4)]
+
+    def learnt(model: nn.Module, given: Any = None, **how: Any) -> Tensor:
+        def call(model: nn.Module, batch: Any) -> Any:
+            scale = {"loud": 3.0}.get(batch.pop("words", [""])[0], 1.0)
+            return {"logits": scale * model(**batch)["logits"]}
+
+        heads = wrapped(model, cache=tmp_path, call=call, **how)
+        return weights(heads.prune(mask=MASK, distil=given or texts(4, 4)))
+
+    still = classifier()
+    still.embedding.requires_grad_(False)
+    found = [learnt(classifier()), learnt(classifier(), seed=1), learnt(still)]
+    found += [learnt(classifier(), listed("soft")), learnt(classifier(), listed("loud"))]
+    for n, one in enumerate(found):
+        for other in found[:n]:
+            assert torch.equal(one, other) == (n == 3 and other is found[0]), n
+
+
+@pytest.mark.usefixtures("planned")
+def test_within_a_loss_no_weights_are_chosen_on_the_split_that_tests_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DISTILLING, "learning_rate", 0.02)
+    heads, order = wrapped(), [float(n) for n in range(8)]
+    heads.prune(within=0.9, by=order, distil=iter(texts(3, 4)))
+    assert len(heads.trainings) > 11, "an iterator is read once for all sizes"
+    assert "lost" not in heads.trainings
+
+
+def test_the_teacher_is_the_model_in_torch() -> None:
+    heads = wrapped()
+    elsewhere = replace(heads, subject=heads.subject.changed(runtime="onnxruntime-int8"))
+    assert study_of(elsewhere).subject.runtime == "torch"  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def test_the_share_of_a_drift_from_the_teacher_is_the_one_that_was_asked_for() -> None:
+    heads = drift_of_dropping()
+    smaller, batch = heads.without({0: [0, 1]}), heads.splits.score.first(4)
+    smaller.model.eval()
+    parts = [float(FINE_TUNING.distil(smaller, batch, heads.subject, share)) for share in (0.0, 0.9, 1.0)]
+    assert parts[0] != parts[2]
+    assert parts[1] == pytest.approx(0.1 * parts[0] + 0.9 * parts[2])
+
+
 def test_what_cannot_be_distilled_on_is_refused() -> None:
     heads = wrapped(shift={"other": batches(2, 8)})
     with pytest.raises(ValueError, match="^minutes=3: is how long distil= trains, give it batches or leave it out"):
         heads.prune(mask=MASK, minutes=3.0)
-    for name, seed in (("report", 3), ("other", 8)):
-        with pytest.raises(ValueError, match=rf"^distil: 12 examples are in \*{name}\* too, must be others"):
-            heads.prune(mask=MASK, distil=[*texts(1, 7), *texts(2, seed)])
+    for name, seed in (("report", 3), ("other", 8), ("choose", 2)):
+        small = [{**batch, "input_ids": batch["input_ids"].int()} for batch in texts(2, seed)]
+        for given in (texts(2, seed), small, [{**batch, "target": batch["input_ids"] * 2} for batch in texts(2, seed)]):
+            with pytest.raises(ValueError, match=rf"^distil: 12 examples are in \*{name}\* too, must be others"):
+                heads.prune(mask=MASK, distil=[*given, *[{**given[0], "input_ids": given[0]["input_ids"] % 2 + 1}]])
+    frozen = classifier().requires_grad_(False)
+    with pytest.raises(ValueError, match="^recovery=fine_tune: none of the model's weights asks for a gradient"):
+        wrapped(frozen).prune(mask=MASK, distil=texts(2, 4))
     with pytest.raises(ValueError, match="^distil: holds no batches"):
         heads.prune(mask=MASK, distil=[])
     with pytest.raises(ValueError, match="^choose: no batches were given"):

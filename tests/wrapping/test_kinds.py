@@ -151,6 +151,7 @@ def test_the_ridge_of_a_refit_is_the_best_on_kinds_that_were_left_out() -> None:
 
 def test_a_refit_reads_as_many_of_each_kind(heads: Heads) -> None:
     split = heads.splits.score
+    assert [len(rows) for rows in split.evenly(1).by_kind().values()] == [1, 0]
     for number in (8, 20, 24, 29, 30, 100):
         counts = [len(rows) for rows in split.evenly(number).by_kind().values()]
         assert counts == [min(18, max(number // 2, number - 12)), min(12, number // 2)], number
@@ -176,6 +177,13 @@ def test_a_report_has_the_worst_kind_and_a_row_for_each(heads: Heads) -> None:
         row = table[table["worst"]]
         assert row["kind"].item() == kind
         assert row["quality"].item() == pytest.approx(quality)
+    summary = found.tables["summary"]
+    assert (summary["choose_drop"] <= summary["tolerance"]).all()
+    for row in summary.to_dict("records"):
+        kind = pruning[pruning["heads_removed"] == row["heads_removed"]]["kind"].iloc[0]
+        if row["recovery"] == "nothing":
+            whole = heads.evaluate().query("kind == @kind")["quality"].item()
+            assert row["dense_quality"] == pytest.approx(whole), "on the same kind"
 
 
 def padded(batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -218,6 +226,8 @@ def test_what_kinds_cannot_decide_is_refused(heads: Heads, alone: dict[str, Head
         alone["low"].mask(3, over="worst")
     with pytest.raises(ValueError, match="^over=worst: magnitude has no score on one kind of examples, leave it out"):
         heads.mask(3, by="magnitude", over="worst")
+    with pytest.raises(ValueError, match="^over=worst: by= of your own has no score on one kind"):
+        heads.mask(3, by=[1.0] * 8, over="worst")
     with pytest.raises(ValueError, match="^by=greedy: is a schedule that uses no scores, leave over= out"):
         heads.mask(3, by="greedy", over="worst")
     with pytest.raises(ValueError, match="^over='best': must be all or worst"):
@@ -229,6 +239,20 @@ def test_one_batch_that_is_a_dict_is_no_kind() -> None:
     assert not wrapped(score=LOW).splits.score.by_kind()
     kinds = wrapped(score={"low": LOW[0], "high": low_and_high(2, 4)["high"][0]}).splits.score.by_kind()
     assert {kind: len(rows) for kind, rows in kinds.items()} == {"low": 6, "high": 6}
+
+
+def test_examples_that_are_lists_are_told_apart() -> None:
+    def words(kind: str) -> list[dict[str, Any]]:
+        return [{"text": [f"{kind} {n}" for n in range(6)], "labels": batch["labels"]} for batch in LOW[:1]]
+
+    def call(model: Any, batch: Any) -> Any:
+        ids = torch.tensor([[len(text), ord(text[0]) % 9 + 1, 3, 4] for text in batch["text"]])
+        return model(ids, torch.ones_like(ids))
+
+    heads = wrapped(score={"a": words("a"), "b": words("b")}, call=call)
+    assert [*heads.splits.score.by_kind()] == ["a", "b"]
+    with pytest.raises(ValueError, match="^score=b: an example is one of a too, kinds must share none"):
+        wrapped(score={"a": words("a"), "b": words("a")}, call=call)
 
 
 def test_corrupt_counterparts_have_the_kinds_of_score() -> None:

@@ -14,6 +14,7 @@ from mhaprune.tables import (
     CHOOSE_EXAMPLES,
     CHOOSE_MOST,
     CHOOSE_QUALITY,
+    DENSE_QUALITY,
     ENDS,
     NOTHING,
     QUALITY,
@@ -25,6 +26,9 @@ from mhaprune.tables import (
     unit_name,
 )
 
+ROUNDING = 1e-9
+"""The rounding of a difference of two means."""
+
 
 def summary_of(curve: pd.DataFrame, dense: pd.Series, tolerance: float, *more: str) -> dict[str, Any]:
     """Choose a row of `curve` for a summary, and return its quality, its speed-up and the columns `more`.
@@ -33,11 +37,12 @@ def summary_of(curve: pd.DataFrame, dense: pd.Series, tolerance: float, *more: s
     of exact match, as observed; if there is none, it is the dense model. `surely` computes the number at 95 %
     confidence.
     """
-    within = curve[curve[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - tolerance]
+    within = curve[curve[CHOOSE_DROP] <= tolerance + ROUNDING]
     order = (within if len(within) else dense.to_frame().T).sort_values("heads_removed", ascending=False, kind="stable")
     ends = [f"{name}{end}" for name in (CHOOSE_DROP, QUALITY) for end in ENDS] + [f"speedup{q}" for q in QUARTILES]
+    whole = order.iloc[0].get(DENSE_QUALITY, dense[QUALITY])  # on the kind of examples of this row
     columns = order.iloc[0][["heads_total", "heads_removed", "removed", CHOOSE_QUALITY, *ends, *more]]
-    return {"tolerance": tolerance, **columns, SURE: surely(curve, tolerance), "dense_quality": dense[QUALITY]}
+    return {"tolerance": tolerance, **columns, SURE: surely(curve, tolerance), DENSE_QUALITY: whole}
 
 
 def surely(curve: pd.DataFrame, tolerance: float) -> float:
@@ -92,7 +97,7 @@ def removable(count: float, total: int, tables: Tables) -> str:
 
 def most_removed(summary: pd.DataFrame) -> pd.Series:
     """Return the row with the most heads removed. Of equal rows, the best on the choose split is returned."""
-    return summary.sort_values(["heads_removed", CHOOSE_QUALITY], ascending=False, kind="stable").iloc[0]
+    return summary.sort_values(["heads_removed", CHOOSE_DROP], ascending=[False, True], kind="stable").iloc[0]
 
 
 def numbers_of_summary(summary: pd.DataFrame, tables: Tables) -> list[Number]:
