@@ -105,13 +105,13 @@ def test_the_summary_says_how_many_surely_can_go(tables: Mapping[str, pd.DataFra
     assert tables["summary"]["heads_removed_sure"].notna().all()
     pruning = tables["pruning"]
     highest = [0.0 if n <= 2 else 1.0 for n in pruning["heads_removed"]]
-    table = summary_table(pruning.assign(choose_quality=1.0, choose_drop_most=highest), 0.01)
+    table = summary_table(pruning.assign(choose_drop=0.0, choose_drop_most=highest), 0.01)
     most = pruning["heads_removed"].max()
     sure = pruning.loc[pruning["heads_removed"] <= 2, "heads_removed"].max()
     assert 0 < sure < most
     assert table[["heads_removed", "heads_removed_sure"]].drop_duplicates().to_numpy().tolist() == [[most, sure]]
     best = pruning[(pruning["draw"] == 0) & (pruning["heads_removed"] == most)]
-    assert table["choose_drop"].tolist() == best["choose_drop"].tolist()
+    assert table["choose_drop_low"].tolist() == best["choose_drop_low"].tolist()
 
 
 def test_several_recoveries_have_rows_of_their_own(cache: Path) -> None:
