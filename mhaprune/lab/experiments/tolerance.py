@@ -97,7 +97,7 @@ def removable(count: float, total: int, tables: Tables) -> str:
 
 def most_removed(summary: pd.DataFrame) -> pd.Series:
     """Return the row with the most heads removed. Of equal rows, the best on the choose split is returned."""
-    return summary.sort_values(["heads_removed", CHOOSE_DROP], ascending=[False, True], kind="stable").iloc[0]
+    return summary.sort_values(["heads_removed", CHOOSE_QUALITY], ascending=False, kind="stable").iloc[0]
 
 
 def numbers_of_summary(summary: pd.DataFrame, tables: Tables) -> list[Number]:
