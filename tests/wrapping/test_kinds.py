@@ -14,6 +14,7 @@ from mhaprune.api.promise import fastest_within
 from mhaprune.api.wrap import Heads
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
+from mhaprune.lab.experiments.ablate import accuracy_curves
 from mhaprune.recoveries.refit import Refit
 from mhaprune.recoveries.refitting import correct, show
 from support.classifier import batches, classifier
@@ -167,9 +168,9 @@ def test_a_refit_reads_as_many_of_each_kind(heads: Heads) -> None:
 
 
 def test_a_report_has_the_worst_kind_and_a_row_for_each(heads: Heads) -> None:
-    found = heads.report(by=["ablation"], budgets=[0.25, 0.5], rounds=2)
+    found = heads.report(by=["ablation", "random"], budgets=[0.25, 0.5], rounds=2)
     pruning, groups = found.tables["pruning"], found.tables["groups"]
-    assert {*pruning["kind"], *pruning["choose_kind"]} == {"low", "high"}
+    assert {*pruning["kind"], *pruning["choose_kind"].dropna()} == {"low", "high"}
     assert groups["group"].unique().tolist() == ["high", "low"]
     assert "Numbers are of the kind of examples that loses most, of low, high." in found.sentences
     for removed, kind, quality in pruning[["removed", "kind", "quality"]].itertuples(index=False):
@@ -177,10 +178,12 @@ def test_a_report_has_the_worst_kind_and_a_row_for_each(heads: Heads) -> None:
         row = table[table["worst"]]
         assert row["kind"].item() == kind
         assert row["quality"].item() == pytest.approx(quality)
+    assert "Each mark is of the kind of examples that loses most" in next(iter(accuracy_curves(found.tables))).caption
     summary = found.tables["summary"]
     assert (summary["choose_drop"] <= summary["tolerance"]).all()
     for row in summary.to_dict("records"):
-        kind = pruning[pruning["heads_removed"] == row["heads_removed"]]["kind"].iloc[0]
+        own = (pruning["heads_removed"] == row["heads_removed"]) & (pruning["scorer"] == row["scorer"])
+        kind = pruning[own]["kind"].iloc[0]
         if row["recovery"] == "nothing":
             whole = heads.evaluate().query("kind == @kind")["quality"].item()
             assert row["dense_quality"] == pytest.approx(whole), "on the same kind"

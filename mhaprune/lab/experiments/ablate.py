@@ -39,6 +39,7 @@ from mhaprune.subject import Subject
 from mhaprune.tables import (
     DENSE_AGAIN,
     HEAD,
+    KIND,
     NOTHING,
     QUALITY,
     QUARTILES,
@@ -169,6 +170,10 @@ def accuracy_curves(tables: Tables) -> Plot:
         f"{quality.capitalize()} on the report split without the {units} that each score ranks lowest. Bars"
         " are 95 % intervals over examples. Dashed with open marks: the same removed, and what is left recovered."
     )
+    if KIND in tables["pruning"]:
+        caption += (
+            " Each mark is of the kind of examples that loses most; the whole model's, of the one it is worst on."
+        )
     return Plot("accuracy", caption, figure)
 
 
