@@ -42,8 +42,8 @@ texts that are in no report."""
 
 
 ALIKE = (
-    "how much it keeps on examples unlike those that it was fitted to is not measured; wrap(..., report={name: batches,"
-    " ...}), or shift=, with other kinds says it"
+    "nothing is measured on examples unlike those that it was fitted to; give wrap(..., report={name: batches, ...})"
+    " other kinds, or shift="
 )
 
 
@@ -76,7 +76,11 @@ class Recoveries:
         """Return the recoveries in their order. Raises ValueError for a setting that is none."""
         found, fit = [], _settings("refit", self.refit, FITTED) if isinstance(self.refit, dict) else {}
         if self.refit is not False:
-            found.append(Step("refitted", Refit(**fit), study_of(heads)))
+            refit, given = Refit(**fit), len(heads.splits.train)
+            if given > refit.examples and "examples" not in fit:
+                whole = f'refit={{"examples": {given}}}'
+                log.warning("refit: reads %d of the %d examples, %s reads all", refit.examples, given, whole)
+            found.append(Step("refitted", refit, study_of(heads)))
         if self.distil is not None:
             more: dict[str, Any] = {"distillation": 0.5 if isinstance(heads.subject.loss, Drift) else 1.0}
             recovery = FineTune(

@@ -140,8 +140,8 @@ def choose_columns(outcome: Outcome, dense: Outcome, examples: Data) -> dict[str
 
     `choose_drop` is the dense model's quality minus this model's, with its paired 95 % interval. `choose_drop_most` is
     the one-sided end: the drop is at most this, at 95 % confidence. With several kinds of examples, the columns are
-    those of the kind of which `choose_drop_most` is the largest. So a limit that it keeps is kept on every kind, at
-    95 % confidence for all together (Berger 1982: each of the tests is at 95 %).
+    those of the kind with the largest `choose_drop_most`. If that is within a limit, so are the others, at 95 %
+    confidence for all together (Berger 1982: each of the tests is at 95 %).
     """
     parts, of_dense = by_kind(outcome, examples), by_kind(dense, examples)
     rows = [({CHOOSE_KIND: kind} if kind else {}) | _choose_columns(parts[kind], of_dense[kind]) for kind in parts]

@@ -1,6 +1,5 @@
 """Fit a pruned model in closed form to what the dense model computes."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,8 +10,6 @@ from mhaprune.inputs import Study
 from mhaprune.recoveries.base import HISTORY, Pruned, Recovery, State, pruned_digest
 from mhaprune.recoveries.refitting import refit, show
 from mhaprune.settings.ranges import Ge
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,6 @@ class Refit(Recovery):
         self, study: Study, pruned: Pruned, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Pruned, pd.DataFrame]:
         train = study.splits.train.evenly(self.examples)
-        if len(train) < len(study.splits.train):
-            log.info("refit: reads %d of %d examples, as examples= says", len(train), len(study.splits.train))
         targets = study.once(("refit", self.examples), lambda: show(study.subject, train))
         model = refit(pruned, targets, self.ridge, self.feed_forward)
         return model, pd.DataFrame(columns=HISTORY)

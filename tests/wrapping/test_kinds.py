@@ -269,7 +269,7 @@ def test_corrupt_counterparts_have_the_kinds_of_score() -> None:
 
 def test_what_was_fitted_to_one_kind_alone_says_so(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     """In print once, in the card and in the report; not if numbers are of kinds that were not read."""
-    said, sentence = "how much it keeps on examples unlike those", "All numbers are of examples like those that"
+    said, sentence = "nothing is measured on examples unlike those", "All numbers are of examples like those that"
     plain = {name: [*split["low"], *split["high"]] for name, split in GIVEN.items()}
     for given, unknown in ((GIVEN, True), (plain, True), ({**plain, "report": GIVEN["report"]}, False)):
         caplog.clear()
@@ -284,3 +284,15 @@ def test_what_was_fitted_to_one_kind_alone_says_so(caplog: pytest.LogCaptureFixt
         assert any(each.startswith(sentence) for each in found.sentences) == unknown
     mhaprune.save(heads.prune(mask={0: [0]}), tmp_path)
     assert "unlike them" not in (tmp_path / "README.md").read_text()
+
+
+def test_a_refit_that_reads_a_part_of_the_examples_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    few = [{name: x.repeat(180, *[1] * (x.dim() - 1)) for name, x in batches(1, 1)[0].items()}]
+    heads = wrapped(score=batches(2, 2), train=few)
+    heads.prune(mask={0: [0]}, refit=True)
+    assert 'refit: reads 1024 of the 1080 examples, refit={"examples": 1080} reads all' in caplog.text
+    caplog.clear()
+    heads.prune(mask={0: [0]}, refit={"examples": 20})
+    assert "refit: reads" not in caplog.text, "as it was told"
+    with pytest.raises(ValueError, match="^refit=steps: must be examples, ridge, feed_forward"):
+        heads.prune(mask={0: [0]}, refit={"steps": 3})

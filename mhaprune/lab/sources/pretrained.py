@@ -59,7 +59,7 @@ class Pretrained(Checked, ABC):
     units: tuple[Literal["head", "neuron"], ...] = ("head",)
     """What is scored and removed: attention heads, hidden neurons of feed-forward layers, or both."""
     runtime: Runtime = "torch"
-    """Where the model is timed: `torch`, `onnxruntime` or `onnxruntime-int8`. Quality is that of torch."""
+    """The runtime that is timed: `torch`, `onnxruntime` or `onnxruntime-int8`. Quality is that of torch."""
     save: bool = False
     """Whether `experiment=prune` saves the pruned models, each as a folder that `mhaprune.load` reads."""
 
