@@ -1,6 +1,9 @@
 """One tiny model, its data, and ways to run things small."""
 
+import copy
 import gc
+import io
+import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -8,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 import mhaprune.lab.runs.collecting
 from mhaprune import progress
@@ -48,6 +52,23 @@ def figures_where_they_are_wanted() -> Iterator[None]:
             "draw",
             lambda *given: of_runs(*given) if Drawing.wanted or Drawing.collected else iter(()),
         )
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_yaml_is_parsed_once() -> Iterator[None]:
+    """Hydra parses all files of conf/ anew for each of the hundreds of configs that the tests compose."""
+    known: dict[tuple[str, int], Any] = {}
+    load = OmegaConf.load
+
+    def parsed(file: Any) -> Any:
+        key = (file.name, os.stat(file.fileno()).st_mtime_ns) if isinstance(file, io.TextIOWrapper) else ("", 0)
+        if key not in known or not key[0]:
+            known[key] = load(file)
+        return copy.deepcopy(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OmegaConf, "load", parsed)
         yield
 
 

@@ -1,7 +1,7 @@
 """Find the blocks of heads of a model: what a trace of one call shows, block by block."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -87,10 +87,12 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
     return list(blocks.values()), [*(path or type(model).__name__ for path in overlooked), *second]
 
 
-def factors_of_heads(model: nn.Module, call: Callable[[nn.Module], object]) -> dict[str, Tensor]:
-    """Return the factors by which layers multiply the outputs of their heads, (H,), by the path of W_O; see
+def factors_of_heads(
+    model: nn.Module, call: Callable[[nn.Module], object], blocks: Sequence[Block]
+) -> dict[str, Tensor]:
+    """Return the factors by which the layers of these blocks multiply the outputs of their heads, (H,), by the path of W_O; see
     `Block.gated_by_layer`. They are NaN if they differ between calls of a layer."""
-    trace = traced(model, call)
+    trace = traced(model, call, known=blocks)
     factors: dict[str, Tensor] = {}
     for found in trace.found:
         if found.out is not None and found.factor is not None:

@@ -17,7 +17,7 @@ from mhaprune.discovery.hints import why_uncut
 from mhaprune.discovery.layouts import features_of, probe
 from mhaprune.heads import BlockId
 from mhaprune.hooks.blocks import Block, Rows, Source, name_blocks, neighbours, weight_of
-from mhaprune.hooks.eval_mode import at_rest, without_results
+from mhaprune.hooks.eval_mode import at_rest
 from mhaprune.hooks.pytree import features_dim, is_linear
 from mhaprune.surgery.record import Cut
 
@@ -69,7 +69,7 @@ def find_neurons(
         leaves.append((paths[module], leaf))
         return leaf.movedim(-1, features_dim(module)).clone()  # which the model may write to
 
-    with torch.enable_grad(), at_rest(model), without_results(model), ExitStack() as stack:
+    with torch.enable_grad(), at_rest(model), ExitStack() as stack:
         for module in model.modules():
             if is_linear(module):
                 stack.callback(module.register_forward_pre_hook(enter).remove)

@@ -11,9 +11,9 @@ Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value hea
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from itertools import chain
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +38,8 @@ from mhaprune.discovery.per_head_tensors import (
     learned_factor,
 )
 from mhaprune.hooks.attention_calls import Attend, AttentionCalls, attention_interface
-from mhaprune.hooks.blocks import ROLES, Rows, Unsupported, block_of, neighbours, shared_words, within
-from mhaprune.hooks.eval_mode import at_rest, without_results
+from mhaprune.hooks.blocks import ROLES, Block, Rows, Unsupported, block_of, neighbours, shared_words, within
+from mhaprune.hooks.eval_mode import at_rest
 from mhaprune.hooks.functional_linear import WeightsInUse
 from mhaprune.hooks.pytree import features_dim, is_convolution, is_linear, same_tensor
 from mhaprune.hooks.softmaxes import Softmaxes, lengths_in
@@ -56,9 +56,21 @@ INFERENCE = (
     "runs under torch.inference_mode, in which nothing can be traced; if that is a decorator, take it away first:"
     " model.forward = type(model).forward.__wrapped__.__get__(model)"
 )
+P, R = ParamSpec("P"), TypeVar("R")
 REMEMBERED = 32
 """Number of linear modules that are remembered, the most recently called ones. The source of queries, keys and values
 is searched among them."""
+
+
+def aside(look: Callable[P, R]) -> Callable[P, R]:
+    """Return a function whose calls of torch are no part of the model: no mode sees them, and they take half as long."""
+
+    @wraps(look)
+    def unseen(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch._C.DisableTorchFunction():
+            return look(*args, **kwargs)
+
+    return unseen
 
 
 @dataclass
@@ -102,13 +114,14 @@ def traced(
     call: Callable[[nn.Module], object],
     seen: Callable[[Tensor], Tensor] = Tensor.detach,
     weights: bool = False,
+    known: Sequence[Block] | None = None,
 ) -> "Trace":
     """Return what a call of the model shows. `seen` replaces the numbers of linear modules and heads. If `weights`, the
-    weights of linear modules are followed too."""
+    weights of linear modules are followed too. If the blocks are `known`, only the factors of their heads are found."""
     for numbers in (True, False):
-        trace = Trace(model, seen, weights)
+        trace = Trace(model, seen, weights, known)
         try:
-            with torch.enable_grad(), at_rest(model), without_results(model), trace.watching(numbers):
+            with torch.enable_grad(), at_rest(model), trace.watching(numbers):
                 call(model)
             break
         except CheckpointError:
@@ -122,8 +135,11 @@ def traced(
 class Trace:
     """A recorder of one call of the model: hooks, patches, and the attention calls that they found."""
 
-    def __init__(self, model: nn.Module, seen: Callable[[Tensor], Tensor], weights: bool) -> None:
+    def __init__(
+        self, model: nn.Module, seen: Callable[[Tensor], Tensor], weights: bool, known: Sequence[Block] | None
+    ) -> None:
         self.model, self.seen, self.weights = model, seen, weights
+        self.known = known if known is None else {block.path: block for block in known}
         self.pruned = set((Cut.of(model) or Cut()).heads)
         """The paths of modules that have lost heads, and may have one that is left."""
         self.whole = True
@@ -245,7 +261,7 @@ class Trace:
             return one[0]
         if query.dim() == 4 and len(query) == 1:
             return self._of_heads(attend, *made)
-        shared = folded(made, self.leaves) if query.dim() == 3 else None
+        shared = aside(folded)(made, self.leaves) if query.dim() == 3 else None
         if shared is not None and len({*map(len, made)}) == 1:
 
             def joined(*each: Tensor) -> Tensor:
@@ -253,7 +269,7 @@ class Trace:
 
             query, key, value = (x.unflatten(0, shared) for x in made)
             return self._found_by(joined, query, key, value).flatten(0, 1)
-        lead = leading(made, self.leaves)
+        lead = aside(leading)(made, self.leaves)
         if query.dim() == 4 and lead.heads == (1,):
             return self._of_heads(attend, *made)
 
@@ -275,9 +291,14 @@ class Trace:
         found.context = self.seen(out.detach()).requires_grad_()  # (B, H, T, K)
         return found.context.clone()
 
+    @aside
     def _begin(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Found:
         H, G = query.shape[1], key.shape[1]
         of_kv = getattr(module, "kept_of_kv", None) or [h * G // H for h in range(H)]
+        if self.known is not None:
+            block = self.known.get(self.paths[module])
+            made: dict[str, Rows | str] = {each.role: each.rows for each in block.made_by} if block else {}
+            return self._add(Found(module, H, tuple(of_kv), made))
         rows = self._sources("query", query, H) | self._sources("key", key, H) | self._sources("value", value, H)
         numbers: dict[str, int] = {}
         for name, made_of in zip(ROLES, (query, key, value), strict=True):
@@ -320,9 +341,12 @@ class Trace:
         self.found.append(found)
         return found
 
+    @aside
     def _find_numbers(self, found: Found, computed: Sequence[Tensor]) -> None:
         """Record the tensors that hold a part for each head: parameters and buffers of the module, outputs of linear
         modules in it, and its arguments."""
+        if self.known is not None:
+            return
         H, path, given = found.heads, self.paths[found.module], self.given.get(found.module, {})
         made = {rows.path for rows in found.rows.values() if isinstance(rows, Rows)}
         noted = {*dict(found.numbers), *dict(found.inputs)}
@@ -357,6 +381,7 @@ class Trace:
             return {name: f"made by {len(found)} linear modules, {', '.join(rows.path for rows in found)}"}
         return {name if n == 0 else f"{name} of {rows.path}": rows for n, rows in enumerate(found)}
 
+    @aside
     def _reads(self, module: nn.Module, x: Any) -> None:
         """If the input of this linear module comes from the heads of a block, record the module as the W_O of that
         block, with the columns that read each head."""
@@ -373,6 +398,10 @@ class Trace:
                     continue
                 context = leaf if found.heads_last else leaf.transpose(1, 2)
                 found.out, found.read, found.unusable = module, x.detach(), ""
+                if self.known is not None:
+                    if is_linear(module):
+                        self._find_factor(found, x)
+                    continue
                 if self.running[-1] is not module:
                     found.unusable = "the weight of its W_O is handed to a function, the module must be called"
                 elif not is_linear(module):
@@ -400,7 +429,8 @@ class Trace:
                     found.rows |= {name: rows for name, rows in gates.items() if rows != NOTHING}
                     self._find_numbers(found, [gated])
             elif (
-                not found.unusable
+                self.known is None
+                and not found.unusable
                 and found.out is not module
                 and any(found is last for last in self.found[-2:])
                 and self._reads_elsewhere(found, x)

@@ -48,14 +48,15 @@ def switched_off(attributes: Iterable[tuple[str, Any]]) -> Iterator[None]:
 def without_results(model: nn.Module) -> Iterator[None]:
     """Put back at the end what calls in this context leave in attributes of modules and hangs on a graph, such as
     attention weights. A model with such an attribute cannot be copied."""
-    before = [(vars(module), dict(vars(module))) for module in model.modules()]
+    states = map(vars, model.modules())
+    before = [(now, {name: now[name] for name in now.keys() - HELD}) for now in states]
     lists = [(value, value.copy()) for _, held in before for value in held.values() if type(value) is list]
     try:
         yield
     finally:
         for now, held in before:
-            new = [(name, value) for name, value in now.items() if held.get(name, HELD) is not value]
-            for name in [name for name, value in new if name not in HELD and _is_result(value)]:
+            new = [name for name in now.keys() - HELD if held.get(name, HELD) is not now[name]]
+            for name in [name for name in new if _is_result(now[name])]:
                 now.pop(name)
                 now |= {name: held[name]} if name in held else {}
         for value, items in lists:

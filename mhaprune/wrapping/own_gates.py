@@ -37,7 +37,7 @@ def own_factors(subject: GatedModel, run: Run, sample: Batches, in_double: bool 
     precise = subject.in_double()
     arguments = precise.placed(sample).arguments()
     with AllInDouble() if in_double else nullcontext():
-        return factors_of_heads(precise.module, lambda model: run(model, arguments))
+        return factors_of_heads(precise.module, lambda model: run(model, arguments), precise.blocks)
 
 
 def with_constant_gates(subject: Model, run: Run, samples: Sequence[Batches]) -> Model:

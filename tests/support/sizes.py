@@ -26,7 +26,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "subset": {"steps": 5},
         "taylor_batch": {"batch_size": 8},
     },
-    "recovery": {f"fine_tune{kind}": {"steps": 2} for kind in ("", "_between", "_distil", "_refit")}
+    "recovery": {f"fine_tune{kind}": {"steps": 2} for kind in ("", "_between", "_distil", "_refit", "_unlabelled")}
     | {"from_scratch": {"draws": 2}},
     "experiment": {
         "ablate": {"latency_rounds": 2, "latency_batch": 4},
