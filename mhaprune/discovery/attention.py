@@ -90,8 +90,8 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
 def factors_of_heads(
     model: nn.Module, call: Callable[[nn.Module], object], blocks: Sequence[Block]
 ) -> dict[str, Tensor]:
-    """Return the factors by which the layers of these blocks multiply the outputs of their heads, (H,), by the path of W_O; see
-    `Block.gated_by_layer`. They are NaN if they differ between calls of a layer."""
+    """Return the factors by which the layers of these blocks multiply the outputs of their heads, (H,), by the path of
+    W_O; see `Block.gated_by_layer`. They are NaN if they differ between calls of a layer."""
     trace = traced(model, call, known=blocks)
     factors: dict[str, Tensor] = {}
     for found in trace.found:

@@ -11,9 +11,9 @@ Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value hea
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import partial
 from itertools import chain
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ from mhaprune.discovery.per_head_tensors import (
 )
 from mhaprune.hooks.attention_calls import Attend, AttentionCalls, attention_interface
 from mhaprune.hooks.blocks import ROLES, Block, Rows, Unsupported, block_of, neighbours, shared_words, within
-from mhaprune.hooks.eval_mode import at_rest
+from mhaprune.hooks.eval_mode import aside, at_rest
 from mhaprune.hooks.functional_linear import WeightsInUse
 from mhaprune.hooks.pytree import features_dim, is_convolution, is_linear, same_tensor
 from mhaprune.hooks.softmaxes import Softmaxes, lengths_in
@@ -56,21 +56,9 @@ INFERENCE = (
     "runs under torch.inference_mode, in which nothing can be traced; if that is a decorator, take it away first:"
     " model.forward = type(model).forward.__wrapped__.__get__(model)"
 )
-P, R = ParamSpec("P"), TypeVar("R")
 REMEMBERED = 32
 """Number of linear modules that are remembered, the most recently called ones. The source of queries, keys and values
 is searched among them."""
-
-
-def aside(look: Callable[P, R]) -> Callable[P, R]:
-    """Return a function whose calls of torch are no part of the model: no mode sees them, and they take half as long."""
-
-    @wraps(look)
-    def unseen(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch._C.DisableTorchFunction():
-            return look(*args, **kwargs)
-
-    return unseen
 
 
 @dataclass
@@ -297,8 +285,8 @@ class Trace:
         of_kv = getattr(module, "kept_of_kv", None) or [h * G // H for h in range(H)]
         if self.known is not None:
             block = self.known.get(self.paths[module])
-            made: dict[str, Rows | str] = {each.role: each.rows for each in block.made_by} if block else {}
-            return self._add(Found(module, H, tuple(of_kv), made))
+            of_roles: dict[str, Rows | str] = {each.role: each.rows for each in block.made_by} if block else {}
+            return self._add(Found(module, H, tuple(of_kv), of_roles))
         rows = self._sources("query", query, H) | self._sources("key", key, H) | self._sources("value", value, H)
         numbers: dict[str, int] = {}
         for name, made_of in zip(ROLES, (query, key, value), strict=True):
