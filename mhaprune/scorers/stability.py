@@ -5,6 +5,7 @@ Dimensions: E = examples, N = heads, R = redraws.
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,14 +29,12 @@ def stability(values_EN: Tensor, seed: int = 0) -> dict[str, float]:
     count, N = values_EN.shape
     if not N or count < 2:
         return unknown()
-    top, draw = max(1, round(TOP * N)), torch.Generator().manual_seed(seed)
+    top, draw = max(1, round(TOP * N)), np.random.default_rng(seed)
     whole_N = at_the_top(values_EN.mean(dim=0)[None], top)[0]
 
     def redrawn(n: int) -> Tensor:
         """Return which heads are at the top in each redraw of n examples, (R, N)."""
-        times_RE = torch.stack(
-            [torch.randint(count, (n,), generator=draw).bincount(minlength=count) for _ in range(REDRAWS)]
-        )
+        times_RE = torch.from_numpy(draw.multinomial(n, [1 / count] * count, size=REDRAWS))
         return at_the_top(times_RE.to(values_EN) @ values_EN, top)
 
     first_RN, other_RN = redrawn(count).chunk(2)

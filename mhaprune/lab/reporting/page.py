@@ -2,8 +2,8 @@
 
 import base64
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -77,7 +77,8 @@ def render(
     read = "\n".join([first.question, *lines, *checks, *(each.caption for each in figures)])
     return fill(
         "report",
-        {"base64": lambda content: base64.b64encode(content).decode(), "explained": partial(_explained, set())},
+        base64=lambda content: base64.b64encode(content).decode(),
+        explained=partial(_explained, set()),
         title=title,
         lines=lines,
         first=first,
@@ -133,9 +134,15 @@ def as_text(value: object) -> str:
     return "" if value is None or value is pd.NA else str(value)
 
 
-def fill(template: str, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any) -> str:
+def fill(template: str, **values: Any) -> str:
     """Return a template filled with `values`, which are escaped. Raises jinja2's UndefinedError for a missing value."""
+    return _templates().get_template(f"{template}.html.jinja").render(**values)
+
+
+@cache
+def _templates() -> Environment:
+    """Return the templates, which are compiled once."""
     loader = PackageLoader("mhaprune.lab.reporting", ".")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-    environment.filters |= {"text": as_text, **(filters or {})}
-    return environment.get_template(f"{template}.html.jinja").render(**values)
+    environment.filters["text"] = as_text
+    return environment

@@ -56,7 +56,8 @@ def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts:
     ]
     return fill(
         "index",
-        {"url": partial(quote, errors="surrogateescape"), "thumbnail": thumbnail},
+        url=partial(quote, errors="surrogateescape"),
+        thumbnail=thumbnail,
         title=title,
         rows=list(zip(runs, states, reports, strict=True)),
         states=Counter(states),
