@@ -35,7 +35,7 @@ def at_rest(model: nn.Module) -> Iterator[None]:
         try:
             yield
         finally:
-            _resting.remove(state)
+            _resting.discard(state)
 
 
 def aside(look: Callable[P, R]) -> Callable[P, R]:

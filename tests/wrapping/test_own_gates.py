@@ -188,6 +188,17 @@ class OnValues(Softmax):
         return self.W_o(said.transpose(1, 2).flatten(2))
 
 
+class WithNeurons(OnValues):
+    """The layer has an MLP, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_1, self.W_2 = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.W_2(self.W_1(x).relu())
+
+
 class HandedIn(Layer):
     """The model holds the gates of all layers, and hands each layer a row of them."""
 
@@ -238,6 +249,13 @@ def test_a_layer_with_gates_of_its_own_loses_heads_and_the_others_count_as_befor
         apart(again.prune(mask={0: [0]}), closed(model, ["layers.0.W_o", "layers.1.W_o"], {0: [0, 1, 3], 1: [0]}))
         < 1e-9
     )
+
+
+def test_gates_are_found_in_a_layer_that_has_neurons_too() -> None:
+    model = made(WithNeurons).double()
+    heads = wrapped(model, units=("head", "neuron"))
+    gone = {f"layers.{n}": which for n, which in GONE.items()}
+    assert apart(heads.prune(mask=gone), closed(model, ["layers.0.W_o", "layers.1.W_o"])) < 1e-9
 
 
 def test_gates_that_the_model_hands_to_its_layers_are_cut_at_the_call(tmp_path: Path) -> None:
