@@ -58,12 +58,15 @@ def figures_where_they_are_wanted() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def every_yaml_is_parsed_once() -> Iterator[None]:
     """Hydra parses all files of conf/ anew for each of the hundreds of configs that the tests compose."""
-    known: dict[tuple[str, int], Any] = {}
+    known: dict[Any, Any] = {}
     load = OmegaConf.load
 
     def parsed(file: Any) -> Any:
-        key = (file.name, os.stat(file.fileno()).st_mtime_ns) if isinstance(file, io.TextIOWrapper) else ("", 0)
-        if key not in known or not key[0]:
+        if not isinstance(file, io.TextIOWrapper):
+            return load(file)
+        state = os.stat(file.fileno())
+        key = (file.name, state.st_ino, state.st_size, state.st_mtime_ns)
+        if key not in known:
             known[key] = load(file)
         return copy.deepcopy(known[key])
 

@@ -61,7 +61,7 @@ REMEMBERED = 32
 is searched among them."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Found:
     """Facts about one attention call that discovery has seen."""
 
@@ -274,7 +274,8 @@ class Trace:
         if value.shape[1] == found.heads and self._numbers_of_heads(found):
             made = found.rows.get("value")
             leaves = {self.paths[module]: leaf for module, leaf in self.leaves}
-            own = factor_of_values(value, leaves[made.path], made.heads) if isinstance(made, Rows) else None
+            leaf = leaves.get(made.path) if isinstance(made, Rows) else None
+            own = None if leaf is None else factor_of_values(value, leaf, cast("Rows", made).heads)
             found.inner = inner_factor(partial(attend, query.detach(), key.detach()), value, own)
         found.context = self.seen(out.detach()).requires_grad_()  # (B, H, T, K)
         return found.context.clone()

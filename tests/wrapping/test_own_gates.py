@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import mhaprune
 from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, batches, check, closed, made, wrapped
 
 
@@ -256,6 +257,45 @@ def test_gates_are_found_in_a_layer_that_has_neurons_too() -> None:
     heads = wrapped(model, units=("head", "neuron"))
     gone = {f"layers.{n}": which for n, which in GONE.items()}
     assert apart(heads.prune(mask=gone), closed(model, ["layers.0.W_o", "layers.1.W_o"])) < 1e-9
+
+
+class OfTheCourse(nn.Module):
+    """The project's own layer, whose projections are joined to one product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = mhaprune.MultiHeadAttention(WIDTH, HEADS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x)[0]
+
+
+class Mixed(Net):
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__(layer)
+        self.layers[0] = OfTheCourse()
+
+
+def test_gates_are_found_beside_layers_that_have_none() -> None:
+    model = made(OnValues, Mixed).double()
+    small = wrapped(model).prune(mask={1: [1, 3]})
+    assert apart(small, closed(model, ["", "layers.1.W_o"], {1: [1, 3]})) < 1e-9
+
+
+class OneProduct(Net):
+    """Both layers compute attention in one module."""
+
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__(layer)
+        first, second = self.layers
+        second.attention = first.attention
+
+
+def test_gates_are_found_in_one_of_two_layers_that_share_the_module_of_attention() -> None:
+    model = made(Outer, OneProduct).double()
+    heads = wrapped(model)
+    assert "not seen: layers.1.W_o" in repr(heads)
+    assert apart(heads.prune(mask={0: [1, 3]}), closed(model, ["layers.0.W_o"], {0: [1, 3]})) < 1e-9
 
 
 def test_gates_that_the_model_hands_to_its_layers_are_cut_at_the_call(tmp_path: Path) -> None:
