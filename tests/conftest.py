@@ -20,6 +20,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.lab.experiments import results
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.runs.run_folder import RunFolder, read_status
+from mhaprune.settings import plugins
 from mhaprune.storage.locks import locked
 from support import ROOT
 from support.composing import run_of
@@ -52,6 +53,14 @@ def figures_where_they_are_wanted() -> Iterator[None]:
             "draw",
             lambda *given: of_runs(*given) if Drawing.wanted or Drawing.collected else iter(()),
         )
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_installed() -> Iterator[None]:
+    """The plug-ins of who runs the tests take no part in them, nor do those whose build has left files here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugins, "installed", lambda: ())
         yield
 
 

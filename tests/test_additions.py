@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -30,6 +31,8 @@ from support.classifier import batches, classifier
 from support.composing import compose
 from support.sizes import TINY, small
 
+INSTALLED: Any = plugins.installed.__wrapped__
+"""Found anew at each call."""
 SHOWN = (ROOT / "docs" / "extend.md").read_text().replace("peak", "crest").replace("Peak", "Crest")
 [SCORE, SCORE_YAML] = re.findall(r"^```\n(.*?)^```", SHOWN, flags=re.M | re.S)
 """The addition that the page about additions shows, with a name that is free also if somebody has just written it."""
@@ -302,7 +305,7 @@ def test_options_of_allowed_and_installed_plug_ins_are_found_by_name(
 ) -> None:
     """In Python too. A package is installed if it has an entry point."""
     groups, name = {"scorer": Scorer, "schedule": Schedule}, package[len("plugins=[") : -1]
-    monkeypatch.setattr(plugins, "installed", plugins.installed.__wrapped__)
+    monkeypatch.setattr(plugins, "installed", INSTALLED)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="scorer/schedule=crest_square: no such scorer or schedule, allowed are"):
         option("crest_square", groups)
