@@ -80,8 +80,10 @@ def test_its_budget_is_chosen_as_that_of_every_other(tables: Mapping[str, pd.Dat
     assert row["heads_removed"] == fits["heads_removed"].max()
     report = recovered.set_index("heads_removed")["quality"]
     assert row["quality"] == report[row["heads_removed"]]
-    turned = recovered.assign(choose_quality=[1.0] + [0.0] * (len(recovered) - 1), quality=1.0)
-    assert summary_table(turned, 0.01)["heads_removed"].tolist() == [0]
+    smaller = (recovered["heads_removed"] > 0).astype(float)
+    for drop, quality, removed in ((smaller, 1.0, 0), (0.0, 1 - smaller, recovered["heads_removed"].max())):
+        turned = recovered.assign(choose_drop=drop, quality=quality)
+        assert summary_table(turned, 0.01)["heads_removed"].tolist() == [removed]
 
 
 @pytest.mark.parametrize("name", ["pruning", "recovered"])
