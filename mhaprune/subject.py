@@ -154,8 +154,9 @@ class Subject(Protocol):
         """Return the output of every head with all gates open, before gate and W_O: (B, H, T, K) for each block."""
         ...
 
-    def attention_maps(self, batch: Batch) -> dict[BlockId, AttentionMap]:
-        """Return the attention weights with all gates open, block by block in the order of `grid`."""
+    def attention_maps(self, batch: Batch, of: Collection[BlockId] | None = None) -> dict[BlockId, AttentionMap]:
+        """Return the attention weights with all gates open, block by block in the order of `grid`; those of the blocks
+        `of` alone take less memory."""
         ...
 
     def output_weights(self) -> dict[BlockId, Tensor]:

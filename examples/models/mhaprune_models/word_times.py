@@ -13,7 +13,7 @@ from mhaprune.data import Data
 from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.scorers.base import Scorer, Scores, TokenValues
 from mhaprune.subject import Batch, Subject
-from mhaprune_models.whisper import SECONDS
+from mhaprune_models.time_warping import FRAMES
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,6 @@ class WordTimes(Scorer):
 
 def said(words_BT: Tensor, times_BW2: Tensor, frames: int) -> Tensor:
     """Return True for the frames in which the word of a token is said, (B, T, F)."""
-    spans_BT2 = times_BW2.gather(1, words_BT.clamp_min(0)[..., None].expand(-1, -1, 2)) * frames / SECONDS
+    spans_BT2 = times_BW2.gather(1, words_BT.clamp_min(0)[..., None].expand(-1, -1, 2)) * FRAMES
     middle_F = torch.arange(frames, device=words_BT.device) + 0.5
     return (middle_F >= spans_BT2[..., :1]) & (middle_F < spans_BT2[..., 1:])

@@ -1,0 +1,56 @@
+"""The times of words from attention to sound, by dynamic time warping.
+
+Dimensions: N = heads or lists of heads, T = tokens that are written, F = frames of sound, W = words.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+FRAMES = 50
+"""Frames of sound that Whisper's decoder sees in a second."""
+MEDIAN = 7
+"""The width of the median filter over frames, as in the code of Whisper."""
+
+
+def standardised(weights_NTF: Tensor) -> Tensor:
+    """Return attention weights by which token and sound are aligned, as in the code of Whisper (Radford et al. 2023):
+    with a sum of 1 over frames, in standard deviations over tokens, and smoothed by a median over frames."""
+    weights_NTF = weights_NTF / weights_NTF.sum(dim=-1, keepdim=True).clamp_min(1e-30)
+    deviation, mean = torch.std_mean(weights_NTF, dim=-2, keepdim=True, unbiased=False)
+    around = F.pad((weights_NTF - mean) / deviation.clamp_min(1e-12), (MEDIAN // 2, MEDIAN // 2), mode="replicate")
+    return around.unfold(-1, MEDIAN, 1).median(dim=-1).values
+
+
+def begins(likeness_NTF: np.ndarray) -> np.ndarray:
+    """Return the frame in which each token begins, (N, T): the first on the path from the first token and frame to the
+    last ones, in steps of one token, one frame or both, along which `likeness` adds up to most (Sakoe & Chiba 1978)."""
+    count, tokens, frames = likeness_NTF.shape
+    total = np.full((count, tokens + 1, frames + 1), -np.inf)
+    total[:, 0, 0] = 0
+    came = np.zeros(total.shape, np.int8)  # 0: from one token and frame before, 1: token, 2: frame
+    for diagonal in range(tokens + frames - 1):  # cells of one diagonal do not need each other
+        t = np.arange(max(0, diagonal - frames + 1), min(tokens - 1, diagonal) + 1)
+        f = diagonal - t
+        before = np.stack([total[:, t, f], total[:, t, f + 1], total[:, t + 1, f]])
+        came[:, t + 1, f + 1] = before.argmax(axis=0)
+        total[:, t + 1, f + 1] = likeness_NTF[:, t, f] + before.max(axis=0)
+    found, every = np.zeros((count, tokens), int), np.arange(count)
+    t, f = np.full(count, tokens), np.full(count, frames)
+    while (on := (t > 0) & (f > 0)).any():
+        found[every[on], t[on] - 1] = f[on] - 1
+        step = came[every, t, f]
+        t, f = t - (on & (step != 2)), f - (on & (step != 1))
+    return found
+
+
+def of_words(values_NT: np.ndarray, words_T: np.ndarray) -> np.ndarray:
+    """Return begin and end of each word in the sound, (N, W, 2), from the begin of each token: a word ends where the
+    next token begins. `words` has the word of each token, -1 for others; the last token is no word."""
+    number = int(words_T.max()) + 1
+    first = [int(np.argmax(words_T == word)) for word in range(number)]
+    after = [len(words_T) - int(np.argmax(words_T[::-1] == word)) for word in range(number)]
+    return np.stack([values_NT[:, first], values_NT[:, after]], axis=2)
