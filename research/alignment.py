@@ -83,8 +83,9 @@ def tuned(folder: Path, voice: str) -> None:
     ours = packaged(transformers)
     tune(ours, voice)
     model: Any = ours.model
-    settings = {"alignment_heads": ours.named, "is_multilingual": False}
-    model.generation_config.update(**settings, _from_model_config=False)
+    known = {"alignment_heads": ours.named, "is_multilingual": False, "_from_model_config": False}
+    for name, value in known.items():
+        setattr(model.generation_config, name, value)
     for part in (model, ours.tokenizer, ours.listener):
         part.save_pretrained(folder)
 

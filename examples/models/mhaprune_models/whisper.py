@@ -24,6 +24,7 @@ from mhaprune.inputs import Known
 from mhaprune.lab.sources.pretrained import Pretrained, PretrainedModel, chosen
 from mhaprune.lab.tasks.base import SplitSize
 from mhaprune.saving.folders import check_folder
+from mhaprune.saving.hf_folder import quiet
 from mhaprune.settings.ranges import Ge
 from mhaprune_models.speech import Utterance, batch_of, prefix_of, read_speech, sentences, spoken
 
@@ -141,9 +142,10 @@ def in_folder(library: Any, path: str, language: str) -> Listening:
         raise ValueError(f"model.path={path}: must be the folder of a Whisper, and is no folder")
     check_folder(Path(path))
     try:
-        model = library.WhisperForConditionalGeneration.from_pretrained(path, local_files_only=True).float()
-        tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
-        listener = library.WhisperFeatureExtractor.from_pretrained(path, local_files_only=True)
+        with quiet():
+            model = library.WhisperForConditionalGeneration.from_pretrained(path, local_files_only=True).float()
+            tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
+            listener = library.WhisperFeatureExtractor.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         why = str(error).partition("\n")[0]
         raise ValueError(f"model.path={path}: holds no Whisper with its tokenizer: {why}") from None

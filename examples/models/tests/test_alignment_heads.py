@@ -1,0 +1,376 @@
+"""The heads that align words and sound: found where they were planted, with and without the times of words."""
+
+import json
+import wave
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mhaprune_models import speech
+from mhaprune_models.alignment_heads import AlignmentHeads, copied
+from mhaprune_models.alignment_report import (
+    ALL,
+    CHOSEN,
+    PUBLISHED,
+    RANDOM,
+    UNTIMED,
+    errors_of_heads,
+    headline,
+    say,
+    sizes,
+    words,
+)
+from mhaprune_models.time_warping import FRAMES, begins, of_words, standardised
+
+from mhaprune.heads import BlockId, HeadGrid
+from mhaprune.inputs import Known
+from mhaprune.lab.experiments.base import Setup
+from mhaprune.lab.runs.run import build
+from mhaprune.subject import AttentionMap
+from mhaprune.subjects.batches import Batches
+from support.composing import compose
+
+PLUGIN = "plugins=[mhaprune_models]"
+
+
+def paths(tokens: int, frames: int) -> Any:
+    """Yield every path from the first cell to the last one."""
+    stack = [[(0, 0)]]
+    while stack:
+        path = stack.pop()
+        if path[-1] == (tokens - 1, frames - 1):
+            yield path
+        t, f = path[-1]
+        nexts = [(t + 1, f + 1), (t + 1, f), (t, f + 1)]
+        stack += [[*path, (i, j)] for i, j in nexts if i < tokens and j < frames]
+
+
+def test_the_path_is_the_best_of_all_paths() -> None:
+    likeness = np.random.default_rng(0).normal(size=(5, 3, 5))
+    for one, found in zip(likeness, begins(likeness), strict=True):
+        best = max(paths(3, 5), key=lambda path: sum(one[cell] for cell in path))
+        assert [min(f for t, f in best if t == row) for row in range(3)] == found.tolist()
+
+
+def test_weights_are_compared_over_tokens_and_smoothed_over_frames() -> None:
+    weights = torch.rand(2, 4, 9)
+    found = standardised(weights)
+    shares = (weights / weights.sum(dim=-1, keepdim=True)).numpy()
+    scaled = (shares - shares.mean(axis=1, keepdims=True)) / shares.std(axis=1, keepdims=True)
+    np.testing.assert_allclose(found[1, 2, 4], np.median(scaled[1, 2, 1:8]), rtol=1e-4)
+    np.testing.assert_allclose(found[0, 3, 0], np.median([scaled[0, 3, 0]] * 3 + [*scaled[0, 3, :4]]), rtol=1e-4)
+
+
+def test_a_word_ends_where_the_next_token_begins() -> None:
+    found = of_words(np.array([[0.0, 1, 2, 5, 7, 8]]), np.array([0, 0, 1, 2, -1, -1]))
+    assert found.tolist() == [[[0, 2], [2, 5], [5, 7]]]
+
+
+BLOCKS = [BlockId("encoder.self_attn", 0), BlockId("decoder.encoder_attn", 0), BlockId("decoder.encoder_attn", 1)]
+GRID = HeadGrid.full(BLOCKS, 6)
+ALIGN, LATE = {(0, 4), (1, 1), (1, 5)}, {(0, 2), (1, 0)}
+"""Layer and head of those that look at the sound of the word, and of those that do so 0.2 s late."""
+
+
+class Listener:
+    """A subject whose cross-attention looks where it was planted, at words of `times`."""
+
+    grid = GRID
+
+    def attention_maps(self, batch: Batches, of: Any) -> dict[BlockId, AttentionMap]:
+        assert list(of) == BLOCKS[1:], "those of the encoder are large and not asked for"
+        given, maps = batch.as_given(), {}
+        _, tokens = given["labels"].shape
+        frames = torch.arange(200) / FRAMES
+        draw = torch.Generator().manual_seed(int(given["hidden"].sum() * 100))
+        for block in of:
+            weights = torch.rand(len(batch), 6, tokens, 200, generator=draw)
+            for i, heard in enumerate(given["hidden"]):
+                for row in range(tokens):
+                    word = int(given["words"][i, row])
+                    begin, end = heard[word].tolist() if word >= 0 else (float(heard.max()), 4.0)
+                    for head in range(6):
+                        late = 0.2 * ((block.layer, head) in LATE)
+                        if late or (block.layer, head) in ALIGN:
+                            inside = (frames >= begin + late) & (frames < end + late)
+                            weights[i, head, row] = 0.05 * weights[i, head, row] + inside.float()
+            maps[block] = AttentionMap(weights / weights.sum(dim=-1, keepdim=True), given["words"] >= 0, frames >= 0)
+        return maps
+
+
+def examples(count: int, seed: int, timed: bool) -> Batches:
+    draw = np.random.default_rng(seed)
+    batches = []
+    for _ in range(count):
+        cuts = np.cumsum([0.05, *draw.uniform(0.25, 0.6, 6)]).round(2)  # a path begins with the sound
+        heard = torch.tensor([*pairwise(cuts.tolist())])[None]
+        words = torch.tensor([[-1, 0, 1, 2, 3, 4, 5, -1]])
+        labels = torch.tensor([[-100, 5, 6, 7, 8, 9, 10, 2]])
+        batch = {"labels": labels, "words": words, "seconds": torch.tensor([4.0]), "text": ["a\nb\nc\nd\ne\nf"]}
+        batches.append(batch | {"hidden": heard} | ({"times": heard} if timed else {}))
+    return Batches.of(batches, "score")
+
+
+def tables(timed: bool, published: set[tuple[int, int]] = LATE, **settings: Any) -> Any:
+    splits = SimpleNamespace(**{name: examples(8, i, timed) for i, name in enumerate(("score", "choose", "report"))})
+    roles = {f"decoder.encoder_attn.{layer}.{head}": "aligns" for layer, head in published}
+    known = Known(roles, ("aligns",), "publication") if published else None
+    study: Any = SimpleNamespace(subject=Listener(), splits=splits, known=known, seed=0)
+    return AlignmentHeads(**settings).tables(study)
+
+
+def test_planted_heads_are_found_and_a_published_list_that_is_late_is_said_to_be() -> None:
+    found = tables(timed=True)
+    lists = found["lists"].set_index("list")
+    alone = found["heads"]
+    assert {*zip(alone["layer"][:3], alone["head"][:3], strict=True)} == ALIGN
+    assert {tuple(map(int, head.split("."))) for head in lists.loc[CHOSEN, "heads"].split()} <= ALIGN
+    assert lists.loc[CHOSEN, "within_100"] > 0.95
+    assert lists.loc[CHOSEN, "error"] < 0.02 < 0.1 < lists.loc[PUBLISHED, "error"] < 0.3
+    assert lists.loc[PUBLISHED, "late"] == pytest.approx(0.2, abs=0.05)
+    assert lists.loc[PUBLISHED, "within_100_moved"] > lists.loc[PUBLISHED, "within_100"]
+    assert lists.loc[CHOSEN, "more_low"] > 0
+    assert lists.loc[CHOSEN, "error_more_high"] < 0
+    assert lists.loc[RANDOM, "within_100"] < lists.loc[CHOSEN, "within_100"]
+    assert {tuple(map(int, head.split("."))) for head in lists.loc[UNTIMED, "heads"].split()} <= ALIGN | LATE
+    assert lists.loc[ALL, "size"] == 12
+    said = " ".join(say(found))
+    assert "the list found here is better" in said
+    assert "`generation_config.alignment_heads` is [[" in said
+    number, count = headline(found)
+    assert number.value == lists.loc[CHOSEN, "within_100"]
+    assert count.whole == 12
+    assert all([*figure(found)] for figure in (sizes, words, errors_of_heads))
+
+
+def test_without_times_of_words_the_heads_that_agree_are_found() -> None:
+    found = tables(timed=False, published=set())
+    own = found["lists"].set_index("list").loc[CHOSEN]
+    assert {tuple(map(int, head.split("."))) for head in own["heads"].split()} <= ALIGN | LATE
+    assert (found["lists"]["against"] == "agreement").all()
+    assert PUBLISHED not in {*found["lists"]["list"]}
+    assert "as the times of words are not known" in next(iter(say(found)))
+    assert all([*figure(found)] for figure in (sizes, words, errors_of_heads))
+
+
+def test_a_list_is_no_longer_than_allowed() -> None:
+    found = tables(timed=True, most=1)
+    assert found["sizes"]["size"].tolist() == [1]
+    assert any("Longer lists were not tried" in sentence for sentence in say(found))
+
+
+def test_examples_without_words_and_models_without_cross_attention_are_refused() -> None:
+    plain = Batches.of([{"labels": torch.zeros(2, 3)}], "score")
+    study: Any = SimpleNamespace(
+        subject=Listener(), splits=SimpleNamespace(score=plain, choose=plain, report=plain), known=None, seed=0
+    )
+    with pytest.raises(ValueError, match=r"needs speech and its words, .* these examples have no words"):
+        AlignmentHeads().tables(study)
+    study.subject = SimpleNamespace(grid=HeadGrid.full(BLOCKS[:1], 2))
+    with pytest.raises(ValueError, match="this model has no cross-attention"):
+        AlignmentHeads().tables(study)
+    ours: Any = build(compose("experiment=train")).source
+    with pytest.raises(ValueError, match="add model=whisper"):
+        AlignmentHeads().check(Setup(ours, {}, {}, {}))
+
+
+def sound(file: Path, rate: int = 16_000, seconds: float = 1.0, channels: int = 1, frequency: float = 440.0) -> None:
+    at = np.arange(int(rate * seconds)) / rate
+    samples = (np.sin(2 * np.pi * frequency * at) * 2**14).astype("<i2").repeat(channels)
+    with wave.open(str(file), "wb") as opened:
+        opened.setnchannels(channels), opened.setsampwidth(2), opened.setframerate(rate)
+        opened.writeframes(samples.tobytes())
+
+
+@pytest.mark.parametrize(("rate", "channels"), [(16_000, 1), (44_100, 2), (8_000, 1)])
+def test_sound_is_read_at_one_rate(tmp_path: Path, rate: int, channels: int) -> None:
+    sound(tmp_path / "a.wav", rate, channels=channels)
+    (tmp_path / "words.csv").write_text("audio,word,start,end\na.wav,null,0,0.4\na.wav,two,0.4,1\n")
+    [read] = speech.read_speech(str(tmp_path / "words.csv"))
+    assert (read.words, read.times) == (("null", "two"), ((0.0, 0.4), (0.4, 1.0)))
+    expected = 0.5 * np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000)
+    np.testing.assert_allclose(read.samples[500:-500], expected[500:-500], atol=2e-3)
+
+
+def test_a_tone_that_the_lower_rate_cannot_hold_is_silent() -> None:
+    tone = np.sin(2 * np.pi * 12_000 * np.arange(44_100) / 44_100)
+    assert np.abs(speech.resampled(tone, 44_100)).max() < 1e-3
+
+
+GRID_OF_PRAAT = '''File type = "ooTextFile"
+Object class = "TextGrid"
+item []:
+    item [1]:
+        class = "IntervalTier"
+        name = "phones"
+        intervals: size = 1
+        intervals [1]:
+            xmin = 0
+            xmax = 1
+            text = "P"
+    item [2]:
+        class = "IntervalTier"
+        name = "words"
+        intervals: size = 3
+        intervals [1]:
+            xmin = 0
+            xmax = 0.3
+            text = "he"
+        intervals [2]:
+            xmin = 0.3
+            xmax = 0.4
+            text = ""
+        intervals [3]:
+            xmin = 0.4
+            xmax = 1
+            text = "said ""no"""
+'''
+
+
+def test_words_are_read_from_a_text_grid(tmp_path: Path) -> None:
+    sound(tmp_path / "a.wav")
+    (tmp_path / "a.TextGrid").write_text(GRID_OF_PRAAT)
+    [read] = speech.read_speech(str(tmp_path))
+    assert read.words == ("he", 'said "no"')
+    assert read.times == ((0.0, 0.3), (0.4, 1.0))
+
+
+def test_words_without_times_are_read(tmp_path: Path) -> None:
+    sound(tmp_path / "a.wav")
+    (tmp_path / "words.csv").write_text("audio,word\na.wav,one\na.wav,two\n")
+    assert speech.read_speech(str(tmp_path / "words.csv"))[0].times is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("audio,start,end\na.wav,0,1\n", "has no column word, its columns must be audio, word, start, end"),
+        ("audio,word,start\na.wav,one,0\n", "has no column end"),
+        ("audio,word\na.wav,\n", "line 2 has no word; sound without words cannot be aligned"),
+        (
+            "audio,word,start,end\na.wav,one,0.5,0.2\n",
+            r"'one' of a.wav is said from 0.5 to 0.2 s, and must begin before",
+        ),
+        ("audio,word,start,end\na.wav,one,0.5,0.6\na.wav,two,0.2,0.4\n", "'one' of a.wav is said from 0.5 to 0.6 s"),
+        ("audio,word,start,end\na.wav,one,0,7\n", "end before the sound does, at 1.00 s"),
+        ("audio,word,start,end\na.wav,one,0,x\n", "a.wav has a start or end that is no number"),
+        ("audio,word\nb.wav,one\n", "b.wav cannot be read as WAV"),
+        ("audio,word\nwords.csv,one\n", "words.csv cannot be read as WAV"),
+    ],
+)
+def test_speech_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path, content: str, message: str) -> None:
+    sound(tmp_path / "a.wav")
+    (tmp_path / "words.csv").write_text(content)
+    with pytest.raises(ValueError, match=f"^data=.*words.csv: .*{message}") as refused:
+        speech.read_speech(str(tmp_path / "words.csv"))
+    assert "\n" not in str(refused.value)
+
+
+def test_folders_without_words_and_files_that_are_missing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no TextGrid"):
+        speech.read_speech(str(tmp_path))
+    (tmp_path / "a.TextGrid").write_text("xmin = 0")
+    with pytest.raises(ValueError, match="a.TextGrid has no tier of intervals"):
+        speech.read_speech(str(tmp_path))
+    with pytest.raises(ValueError, match="cannot be read as CSV"):
+        speech.read_speech(str(tmp_path / "none.csv"))
+
+
+def test_a_copy_of_a_folder_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "source", tmp_path / "deep" / "target"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    (source / "generation_config.json").write_text("old")
+    copied(source, target, {"generation_config.json": b"new"})
+    assert (target / "config.json").read_text() == "{}"
+    assert (target / "generation_config.json").read_text() == "new"
+    assert (source / "generation_config.json").read_text() == "old"
+
+    def fail(*given: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match="full"):
+        copied(source, tmp_path / "other", {"generation_config.json": b"new"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "source"]
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.fixture(scope="module", params=[(2, 2), (3, 1)], ids=["small", "distilled"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Whisper with random weights and its speech; a distilled one has fewer layers in the decoder."""
+    transformers = pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+    tokenizers = pytest.importorskip("tokenizers")
+    path: Path = tmp_path_factory.mktemp("whisper")
+    special = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|transcribe|>", "<|notimestamps|>"]
+    names = [*special, *LETTERS, " ", "."]
+    model = tokenizers.models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[])
+    plain = tokenizers.Tokenizer(model)
+    plain.add_special_tokens(special)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, eos_token=special[0]).save_pretrained(path)
+    transformers.WhisperFeatureExtractor(feature_size=80, chunk_length=2).save_pretrained(path)
+    encoder, decoder = request.param
+    config = transformers.WhisperConfig(
+        vocab_size=len(names),
+        d_model=16,
+        encoder_layers=encoder,
+        decoder_layers=decoder,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        max_source_positions=100,
+        max_target_positions=40,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
+        decoder_start_token_id=1,
+    )
+    torch.manual_seed(0)
+    network = transformers.WhisperForConditionalGeneration(config)
+    known = {"alignment_heads": [[0, 1]], "is_multilingual": True, "_from_model_config": False}
+    for name, value in known.items():
+        setattr(network.generation_config, name, value)
+    network.save_pretrained(path)
+    lines, draw = ["audio,word,start,end"], np.random.default_rng(0)
+    for i in range(9):
+        sound(path / f"{i}.wav", seconds=1.5, frequency=float(draw.uniform(200, 2000)))
+        for at in range(4):
+            lines.append(f"{i}.wav,{''.join(draw.choice([*LETTERS], 3))},{0.3 * at:.1f},{0.3 * at + 0.3:.1f}")
+    (path / "words.csv").write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_any_whisper_gets_its_list(folder: Path, tmp_path: Path) -> None:
+    given = [PLUGIN, "experiment=alignment_heads", f"model.path={folder}", f"data={folder / 'words.csv'}"]
+    sizes = ["model.score=4", "model.choose=2", "model.report=3", "experiment.most=2", "experiment.draws=2"]
+    study = build(compose(*given, *sizes, f"cache={tmp_path / 'cache'}")).study()
+    found = AlignmentHeads(most=2, draws=2, copy_to=str(tmp_path / "copy"))(study)
+    listed = json.loads(found.files["generation_config.json"])["alignment_heads"]
+    assert listed == json.loads((tmp_path / "copy" / "generation_config.json").read_text())["alignment_heads"]
+    assert all(0 <= head < 4 and 0 <= layer < study.subject.grid.blocks[-1].layer + 1 for layer, head in listed)
+    lists = found.tables["lists"].set_index("list")
+    assert lists.loc[PUBLISHED, "heads"] == "0.1"
+    assert lists.loc[ALL, "size"] == 4 * sum("encoder_attn" in str(block) for block in study.subject.grid.blocks)
+    assert found.checks["max_difference_masked_removed"] < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.language=fr", r"model.language=fr: the tokenizer has no token <\|fr\|>"),
+        ("model.path=nowhere", "model.path=nowhere: must be the folder of a Whisper, and is no folder"),
+        ("model.report=30", r"there are 9 texts, ask for fewer"),
+    ],
+)
+def test_what_does_not_fit_a_whisper_is_refused(folder: Path, setting: str, message: str, tmp_path: Path) -> None:
+    given = [PLUGIN, "experiment=alignment_heads", f"model.path={folder}", f"data={folder / 'words.csv'}"]
+    sizes = ["model.score=4", "model.choose=2", "model.report=3", f"cache={tmp_path}"]
+    with pytest.raises(ValueError, match=message):
+        build(compose(*given, *sizes, setting)).study()
