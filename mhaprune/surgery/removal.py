@@ -6,6 +6,7 @@ Dimensions: H = query heads of a block, K = head_dim.
 from __future__ import annotations
 
 import copy
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,6 +94,7 @@ def remove_heads(
             left.append(block)  # see below
             generic.append((block, list(keep)))
     staying = {block.out: _staying(model, block, keep) for block, keep in generic}
+    _renumber(model, [(block, keep, staying[block.out]) for block, keep in generic])
     dropped = _rows_to_drop([(block, staying[block.out]) for block, _ in generic])
     smaller = {block.out: _block_without(block, keep, staying[block.out], dropped) for block, keep in generic}
     left = [smaller.get(block.out, block) for block in left]
@@ -137,6 +139,18 @@ def remove_heads(
     if cut.heads:
         cut.noted(model)
     return model, left
+
+
+def _renumber(model: Any, cut: Sequence[tuple[Block, Sequence[int], Sequence[int]]]) -> None:
+    """Let the `alignment_heads` of a Whisper, pairs of a layer of cross-attention and a head in it, name the same heads
+    when others are gone; None if it has none of them left."""
+    config = copy.deepcopy(getattr(model, "generation_config", None))
+    if listed := getattr(config, "alignment_heads", None):
+        layers = {int(re.findall(r"\d+", block.path)[-1]): (keep, stay) for block, keep, stay in cut if block.cross}
+        now = {layer: {h: stay.index(h) for h in keep} for layer, (keep, stay) in layers.items()}
+        found = [[layer, now[layer].get(h) if layer in now else h] for layer, h in listed]
+        config.alignment_heads = [pair for pair in found if pair[1] is not None] or None
+        model.generation_config = config
 
 
 def held_weights(model: nn.Module, block: Block) -> Tensor:

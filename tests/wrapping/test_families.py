@@ -84,6 +84,26 @@ def test_the_model_stays_as_it_was(name: str) -> None:
     assert not hasattr(model.config, "mhaprune")
 
 
+def test_the_alignment_heads_of_a_whisper_stay_the_same_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = heads_of("whisper")
+    model: Any = heads.subject.model
+    cross = [head for head in heads.grid if "encoder_attn" in str(head.block)]
+    named = [[head.layer, head.head] for head in cross]
+    monkeypatch.setattr(model.generation_config, "alignment_heads", named, raising=False)
+    smaller: Any = heads.without(HeadMask(heads.grid).without(cross[0]))
+    expected = [[layer, head - (layer == cross[0].layer)] for layer, head in named[1:]]
+    assert smaller.model.generation_config.alignment_heads == expected
+    assert model.generation_config.alignment_heads == named, "of the model that stays"
+    rest = [h for h in smaller.grid if "encoder_attn" in str(h.block)]
+    again: Any = smaller.without(HeadMask(smaller.grid).without(*rest[1:]))
+    assert again.model.generation_config.alignment_heads == [expected[0]]
+    mhaprune.save(again.model, tmp_path)
+    kept = json.loads((tmp_path / "generation_config.json").read_text())
+    assert kept["alignment_heads"] == [expected[0]]
+    none: Any = again.without(HeadMask(again.grid).without(rest[0]))
+    assert none.model.generation_config.alignment_heads is None, "which transformers refuses in words"
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_replayed_passes_equal_plain_ones(name: str) -> None:
     subject = (heads := heads_of(name)).subject
