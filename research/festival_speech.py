@@ -1,8 +1,8 @@
 """Let Festival speak sentences, with the times of their words: `python research/festival_speech.py FOLDER`.
 
-FOLDER then has a WAV for each sentence, and `words.csv`, which `data=` of `experiment=alignment_heads` reads. Voices are
-made of recorded speech: `voice_kal_diphone` joins pieces of it, `voice_cmu_us_slt_arctic_hts` is a model of it. Needs
-apt install festival festvox-kallpc16k festvox-us-slt-hts, and pip install -e examples/models.
+FOLDER then has a WAV for each sentence, and `words.csv`, which `data=` of `experiment=alignment_heads` reads. Voices
+are made of recorded speech: `voice_kal_diphone` joins pieces of it, `voice_cmu_us_slt_arctic_hts` is a model of it.
+Needs apt install festival festvox-kallpc16k festvox-us-slt-hts, and pip install -e examples/models.
 """
 
 from __future__ import annotations

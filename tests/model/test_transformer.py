@@ -99,6 +99,10 @@ def test_attention_maps_are_distributions_over_real_keys(model: Seq2Seq, batch: 
             assert float(weights.masked_fill((source != PAD)[:, None, None], 0.0).abs().max()) == 0
             assert torch.equal(keys, (source != PAD) & (source != EOS))
         assert torch.equal(queries, keys if block.site == Site.ENCODER_SELF else batch.target != PAD)
+    some = model.grid.blocks[1:3]
+    of_some = model.attention_maps(batch, some)
+    assert list(of_some) == list(some)
+    assert all(torch.equal(each.weights, maps[block].weights) for block, each in of_some.items())
     # Weighted values are what the heads put out.
     block = BlockId(Site.ENCODER_SELF, 0)
     sublayer = model.attention_sublayers()[block]
