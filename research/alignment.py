@@ -119,7 +119,7 @@ def permuted() -> pd.DataFrame:
     named = packaged(transformers).named
     rows = []
     for number in track(range(PERMUTATIONS), "permutations"):
-        ready = Whisper(score=16, choose=8, report=8, draw=500 + number).read(None, None, "")
+        ready: Any = Whisper(score=16, choose=8, report=8, draw=500 + number).read(None, None, "")
         orders = permute(ready.model, torch.Generator().manual_seed(number))
         heads = mhaprune.wrap(ready.model, ready.objective[0], call=ready.call, **ready.splits)
         placed = [[layer, orders[layer].index(head)] for layer, head in named]
@@ -141,7 +141,7 @@ def carried(data: str) -> pd.DataFrame:
     import transformers
 
     named = packaged(transformers).named
-    ready = Whisper(score=16, choose=8, report=8, draw=600).read(None, None, "")
+    ready: Any = Whisper(score=16, choose=8, report=8, draw=600).read(None, None, "")
     heads = mhaprune.wrap(ready.model, ready.objective[0], call=ready.call, **ready.splits)
     found, _ = alignment_heads(heads, named)
     other = Whisper(score=2, choose=8, report=30).read(data, None, "")

@@ -70,7 +70,7 @@ def kept_by(heads: Any, pairs: Any, scores: list[torch.Tensor]) -> np.ndarray:
 def of_draw(kind: str, draw: int, size: int, cache: str) -> pd.DataFrame:
     read = Smollm2(score=size, choose=2, report=size, draw=draw, length=12).read(None, kind, cache)
     loss, quality = read.objective
-    splits = {name: Batches.of(part, name).with_corrupt(read.corrupt[name]) for name, part in read.splits.items()}
+    splits: Any = {name: Batches.of(part, name).with_corrupt(read.corrupt[name]) for name, part in read.splits.items()}
     heads: Any = mhaprune.wrap(read.model, loss, quality=quality, call=read.call, **splits)
     names, scores, passes = zip(*orders(heads, heads.splits.score, draw), strict=True)
     shares = kept_by(heads, heads.splits.report, list(scores))

@@ -144,7 +144,7 @@ def remove_heads(
 def _renumber(model: Any, cut: Sequence[tuple[Block, Sequence[int], Sequence[int]]]) -> None:
     """Let the `alignment_heads` of a Whisper, pairs of a layer of cross-attention and a head in it, name the same heads
     when others are gone; None if it has none of them left."""
-    config = copy.deepcopy(getattr(model, "generation_config", None))
+    config: Any = copy.deepcopy(getattr(model, "generation_config", None))
     if listed := getattr(config, "alignment_heads", None):
         layers = {int(re.findall(r"\d+", block.path)[-1]): (keep, stay) for block, keep, stay in cut if block.cross}
         now = {layer: {h: stay.index(h) for h in keep} for layer, (keep, stay) in layers.items()}
