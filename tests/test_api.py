@@ -163,6 +163,9 @@ def test_the_example_runs(name: str, here: Path, monkeypatch: pytest.MonkeyPatch
     given = {"mhaprune": mhaprune, "torch": torch, "losses": losses, "model": model, "batches": made}
     if name.startswith("Heads.") or name in ("Budget", "export", "save"):
         given["heads"] = mhaprune.wrap(model, losses.classification, score=made, choose=made, report=made)
+    if name == "Heads.profile":
+        kinds: Any = {"short": made[:2], "long": made[2:]}
+        given["heads_by_kind"] = mhaprune.wrap(model, losses.classification, score=kinds)
     if name == "save":
         given["heads_of_bert"] = heads_of("Bert", losses.drift)
     if name == "Heads.streaming":

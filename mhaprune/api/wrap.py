@@ -41,6 +41,7 @@ from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.saving.folders import make_plain, tell
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
+from mhaprune.scorers.profiles import profile
 from mhaprune.scorers.scoring import heads_table, kinds_table
 from mhaprune.settings.ranges import Ge, Gt, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
@@ -161,6 +162,16 @@ class Heads(ScoredHeads):
             table = pd.concat([table.assign(**{KIND: ALL_KINDS}), of_kinds], ignore_index=True)
         table["score_low"], table["score_high"] = skewed_ends(table[MOMENTS].to_numpy(dtype=float).T)
         return table
+
+    @checked
+    @shown()
+    def profile(self, scorer: str | Scorer = "attribution") -> pd.DataFrame:
+        """Return what every head does for each kind of examples that `wrap` was given: see `scorers.profiles`.
+
+        >>> sorted(heads_by_kind.profile()["kind"].unique())
+        ['long', 'short']
+        """
+        return profile(self.scoring, named_scorers(self.subject, (scorer,)))
 
     @checked
     def units(self, unit: Unit) -> Heads:

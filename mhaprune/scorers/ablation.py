@@ -23,6 +23,7 @@ class Ablation(Scorer):
     """
 
     family: ClassVar[str] = "ablation"
+    signed: ClassVar[bool] = True
 
     replace: Literal["zero", "mean", "resample"] = "zero"
     """The replacement for the output of a closed head: zeros; the mean of its output over all tokens of the split; or

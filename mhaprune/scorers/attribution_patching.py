@@ -1,7 +1,7 @@
 """Score: the first-order estimate of patching."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
@@ -24,14 +24,21 @@ class AttributionPatching(Scorer):
     """
 
     family: ClassVar[str] = "patching"
-    reads_pairs = True
+    signed: ClassVar[bool] = True
 
+    replace: Literal["corrupt", "zero"] = "corrupt"
+    """What c̃ is: the output on the corrupt counterpart, or zeros. With zeros the score estimates `ablation`."""
     steps: Annotated[int, Ge(1)] = 1
     """Number of points; the first is the example as it is."""
 
+    @property
+    def reads_pairs(self) -> bool:
+        return self.replace == "corrupt"
+
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         # A head with the gate g outputs c̃ + g · (c - c̃). So the derivative in g is the score but for its sign.
+        replacement = corrupted(examples) if self.reads_pairs else None
         points = all_open(subject, self.steps)
         points *= 1 - torch.arange(self.steps).to(points)[:, None] / self.steps
-        values_SEN = -gate_gradients(subject, examples, points, replacement=corrupted(examples))
-        return Scores.mean_over_examples(values_SEN.mean(dim=0), 1 + self.steps, self.steps)
+        values_SEN = -gate_gradients(subject, examples, points, replacement=replacement)
+        return Scores.mean_over_examples(values_SEN.mean(dim=0), self.reads_pairs + self.steps, self.steps)

@@ -136,6 +136,8 @@ class Scorer(Checked, ABC):
     scores of the other heads."""
     stored: ClassVar[bool] = False
     """True if the cache keeps the scores, because they take long."""
+    signed: ClassVar[bool] = False
+    """True if a score below 0 says that the model does better without the head."""
     zero_if_silent: ClassVar[bool] = True
     """True if the score of a head with zero output is 0."""
 

@@ -21,6 +21,7 @@ class Patching(Scorer):
     """
 
     family: ClassVar[str] = "patching"
+    signed: ClassVar[bool] = True
     reads_pairs = True
 
     @torch.no_grad()

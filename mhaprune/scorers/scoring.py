@@ -50,9 +50,8 @@ class Scoring:
                     self._done[scorer] = self._scored(scorer)
         return self._done[scorer]
 
-    def of_kind(self, name: str, scorer: Scorer, kind: str) -> ScorerResult:
-        """Return the scores of a scorer on the examples of one kind."""
-        rows = self.examples.by_kind()[kind]
+    def of_kind(self, name: str, scorer: Scorer, kind: str, rows: Tensor) -> ScorerResult:
+        """Return the scores of a scorer on the examples of one kind, at the positions `rows`."""
         if (own := self(name, scorer).scores.on(rows)) is not None:
             return ScorerResult(own, nan)
         if kind not in self._of_kinds:
@@ -127,11 +126,17 @@ def heads_table(scoring: Scoring, scorers: Mapping[str, Scorer]) -> pd.DataFrame
     return _rows(scoring.subject, {name: (scorer, scoring(name, scorer)) for name, scorer in scorers.items()})
 
 
-def kinds_table(scoring: Scoring, scorers: Mapping[str, Scorer]) -> pd.DataFrame:
-    """Return rows as `heads_table` for each kind of examples, in the column `kind`, of the scorers that read any."""
+def kinds_table(
+    scoring: Scoring, scorers: Mapping[str, Scorer], kinds: Mapping[str, Tensor] | None = None
+) -> pd.DataFrame:
+    """Return rows as `heads_table` for each kind of examples, in the column `kind`, of the scorers that read any.
+    `kinds` are positions of examples, by default of those that the user told apart."""
     reading = {name: scorer for name, scorer in scorers.items() if scorer.reads_examples}
-    kinds = [*scoring.examples.by_kind()]
-    made = {kind: {name: (s, scoring.of_kind(name, s, kind)) for name, s in reading.items()} for kind in kinds}
+    kinds = scoring.examples.by_kind() if kinds is None else kinds
+    made = {
+        kind: {name: (s, scoring.of_kind(name, s, kind, rows)) for name, s in reading.items()}
+        for kind, rows in kinds.items()
+    }
     tables = [_rows(scoring.subject, of_kind).assign(**{KIND: kind}) for kind, of_kind in made.items() if of_kind]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 

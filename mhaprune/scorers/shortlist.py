@@ -40,6 +40,7 @@ class Shortlist(Scorer):
     """
 
     family: ClassVar[str] = "patching"
+    signed: ClassVar[bool] = True
 
     replace: Literal["corrupt", "zero"] = "corrupt"
     """The replacement for the output of a head: its output on the corrupt counterpart, or zeros."""

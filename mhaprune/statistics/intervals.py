@@ -196,11 +196,20 @@ def prunable(moments_3N: np.ndarray, tolerance: float, confidence: float = CONFI
     return holm(p_below(moments_3N, tolerance)) < 1 - confidence
 
 
-def p_below(moments_3N: np.ndarray, tolerance: float) -> np.ndarray:
-    """Return the one-sided p of each mean against `tolerance`, (N,): small if the mean is below."""
+def p_below(moments_3N: np.ndarray, tolerance: float, examples: ArrayLike = math.inf) -> np.ndarray:
+    """Return the one-sided p of each mean against `tolerance`, (N,): small if the mean is below. `examples` are their
+    numbers; with few of them Student's distribution has far longer tails than the normal one, which many tests need."""
     mean_N, stderr_N, a_N = moments_3N
     t_N = quotient(mean_N - tolerance, stderr_N)
-    p_N = np.array([NormalDist().cdf(x) for x in t_N + a_N * t_N**2 / 3 + a_N**2 * t_N**3 / 27 + a_N / 6])
+    t_N = t_N + a_N * t_N**2 / 3 + a_N**2 * t_N**3 / 27 + a_N / 6
+    free_N = np.broadcast_to(np.asarray(examples, dtype=float) - 1, t_N.shape)
+    few_N, normal_N = np.isfinite(free_N), t_N.copy()
+    free_N, t_N = free_N[few_N], t_N[few_N]
+    # Wallace (1959): the normal quantile of Student's t; in the tails p is a few percent too large.
+    normal_N[few_N] = (
+        np.copysign(np.sqrt(free_N * np.log1p(t_N**2 / free_N)), t_N) * (8 * free_N + 1) / (8 * free_N + 3)
+    )
+    p_N = np.array([NormalDist().cdf(x) for x in normal_N])
     p_N[stderr_N == 0] = mean_N[stderr_N == 0] >= tolerance
     return p_N
 

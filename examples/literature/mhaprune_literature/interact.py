@@ -254,7 +254,12 @@ class Interact(Experiment):
                 for (first, second), both_E, interaction_E in zip(
                     combinations(subject.grid, 2), pairs_PE, interaction_PE, strict=True
                 )
-            ).assign(**{f"{INTERACTION}_p": differs_p(moments(interaction_PE.T)), "tolerance": self.tolerance_nats}),
+            ).assign(
+                **{
+                    f"{INTERACTION}_p": differs_p(moments(interaction_PE.T), interaction_PE.shape[1]),
+                    "tolerance": self.tolerance_nats,
+                }
+            ),
             "together": together_table(plans, planned_ME, alone_NE.mean(axis=1), interaction_PE.mean(axis=1)),
         }
         tables["pairs"]["kind"] = kinds_of_pairs(tables["pairs"], tables["alone"])
@@ -265,9 +270,10 @@ class Interact(Experiment):
         return with_proofs(study, tables, equivalence.worst)
 
 
-def differs_p(moments_3N: np.ndarray) -> np.ndarray:
+def differs_p(moments_3N: np.ndarray, examples: float) -> np.ndarray:
     """Return the two-sided p of each mean against 0, (N,), corrected for all N tests (Holm 1979)."""
-    below_N, above_N = p_below(moments_3N, 0.0), p_below(moments_3N * [[-1.0], [1.0], [-1.0]], 0.0)
+    both = (moments_3N, moments_3N * [[-1.0], [1.0], [-1.0]])
+    below_N, above_N = (p_below(each, 0.0, examples) for each in both)
     return holm(np.minimum(1.0, 2 * np.minimum(below_N, above_N)))
 
 

@@ -1,5 +1,6 @@
 """`experiment=interact`: second differences of the loss over pairs of heads, and what they make expect."""
 
+import math
 from itertools import combinations
 from pathlib import Path
 
@@ -165,13 +166,13 @@ def test_what_is_measured_stands_beside_what_is_expected() -> None:
 def test_means_differ_from_0_by_holm_over_all_of_them() -> None:
     """Of normal means .02 to .06, each with a standard error of .02: twice the normal tail, times 5, 4, 3, ..."""
     mean = np.array([0.03, -0.06, 0.02, 0.05, 0.04])
-    p = interact.differs_p(np.stack([mean, np.full(5, 0.02), np.zeros(5)]))
+    p = interact.differs_p(np.stack([mean, np.full(5, 0.02), np.zeros(5)]), math.inf)
     alone = 2 * stats.norm.sf(np.abs(mean) / 0.02)
     assert p[[1, 3, 4, 0, 2]] == pytest.approx(alone[[1, 3, 4, 0, 2]] * [5, 4, 3, 2, 1])
     assert (alone < 0.05).sum() == 3
     assert (p < 0.05).sum() == 2
     flat = np.array([[0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]).T
-    assert interact.differs_p(flat).tolist() == [1, 0]
+    assert interact.differs_p(flat, 12).tolist() == [1, 0]
 
 
 def test_the_signed_colour_map_is_read_without_colour() -> None:

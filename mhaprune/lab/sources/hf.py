@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -128,11 +128,16 @@ def model_with_texts(
                 raise ValueError(f"{row.place}: text and corrupt have {own} and {other} tokens, must have as many")
         return batch | corrupt
 
+    def of_kinds(some: Sequence[Row], make: Callable[[Sequence[Row]], Any]) -> Any:
+        kinds = dict.fromkeys(row.kind for row in some)
+        found = {kind: [make(part) for part in batched([row for row in some if row.kind == kind])] for kind in kinds}
+        return found if len(found) > 1 else next(iter(found.values()))
+
     in_pairs = any(row.corrupt for row in every)
     return PretrainedModel(
         model=network,
-        splits={split: [read(part) for part in batched(some)] for split, some in rows.items()},
-        corrupt={split: [counterparts(part) for part in batched(some)] for split, some in rows.items() if in_pairs},
+        splits={split: of_kinds(some, read) for split, some in rows.items()},
+        corrupt={split: of_kinds(some, counterparts) for split, some in rows.items() if in_pairs},
         objective=objective,
         facts={"model_task": task, "objective": name},
         packages=("transformers", *packages),

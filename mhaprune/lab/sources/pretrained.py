@@ -87,8 +87,9 @@ class PretrainedModel(NamedTuple):
     """A model, its examples, and its objective."""
 
     model: nn.Module
-    splits: Mapping[str, Sequence[Any]]
-    """The batches of `score`, `choose`, `report` and, if recoveries have texts of their own, `train`."""
+    splits: Mapping[str, Any]
+    """The batches of `score`, `choose`, `report` and, if recoveries have texts of their own, `train`; of each a dict if
+    there are kinds."""
     objective: Judges
     facts: Mapping[str, str]
     """The names of the task and the objective, as columns that identify runs."""
@@ -98,7 +99,7 @@ class PretrainedModel(NamedTuple):
     """The function that calls the model, if it is not called in the usual way."""
     tokens: Callable[[Any], list[list[str]]] | None = None
     """A function that returns the tokens of each example of a batch as texts."""
-    corrupt: Mapping[str, Sequence[Any]] = {}
+    corrupt: Mapping[str, Any] = {}
     """For splits whose examples have counterparts without the thing asked about, the batches of these."""
     unit: Literal["head", "call"] = "head"
     """What is scored: a head, or a head in one of the calls of its layer."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from mhaprune.storage.locks import regular
 
-COLUMNS = TEXT, LABEL, TARGET, CORRUPT = "text", "label", "target", "corrupt"
-"""The columns of a file: the text for the model, its class, the text that should follow or be written, and a
-counterpart of the text that lacks the thing asked about."""
+COLUMNS = TEXT, LABEL, TARGET, CORRUPT, KIND = "text", "label", "target", "corrupt", "kind"
+"""The columns of a file: the text for the model, its class, the text that should follow or be written, a counterpart of
+the text that lacks the thing asked about, and the name of the kind of text."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Row:
     label: str = ""
     target: str = ""
     corrupt: str = ""
+    kind: str = ""
     place: str = field(default="data", compare=False)
     """The file and line of the example."""
 
@@ -31,8 +32,8 @@ def read_rows(path: str, *needed: str) -> list[Row]:
     """Return the rows of a file, always in the same random order.
 
     In `.txt` every line that is not empty is a text; `.csv` and `.jsonl` have a column `text` and may have `label`,
-    `target` and `corrupt`. Raises ValueError, with a message of one line, if the file cannot be read, or if the text or
-    a `needed` column of a row is missing or empty. If one row has a counterpart, all need one.
+    `target`, `corrupt` and `kind`. Raises ValueError, with a message of one line, if the file cannot be read, or if the
+    text or a `needed` column of a row is missing or empty. If one row has a counterpart or a kind, all need one.
     """
     readers = {".txt": _lines, ".csv": _csv, ".jsonl": _jsonl}
     kind = Path(path).suffix
@@ -61,15 +62,35 @@ def read_rows(path: str, *needed: str) -> list[Row]:
         raise ValueError(f"data={path}: {error}") from None
     if not rows:
         raise ValueError(f"data={path}: is empty, must hold a text in each line")
-    if (pairs := sum(bool(row.corrupt) for row in rows)) not in (0, len(rows)):
-        raise ValueError(f"data={path}: {pairs} of {len(rows)} lines have a corrupt text, all or none must have one")
+    for name, words in ((CORRUPT, "a corrupt text"), (KIND, "a kind")):
+        if (count := sum(bool(getattr(row, name)) for row in rows)) not in (0, len(rows)):
+            raise ValueError(f"data={path}: {count} of {len(rows)} lines have {words}, all or none must have one")
     random.Random(0).shuffle(rows)
     return rows
 
 
 def in_splits(rows: Sequence[Row], sizes: Mapping[str, int], where: str) -> dict[str, list[Row]]:
-    """Return the rows of each split, taken in order; `sizes` has the number of rows of each split. A repeated text is
-    used once, so that no two splits share it. Raises ValueError if there are too few texts."""
+    """Return the rows of each split, taken in order; `sizes` has the number of rows of each split, in equal parts of
+    all kinds. A repeated text is used once, so that no two splits share it. Raises ValueError if there are too few
+    texts, and for a text of two kinds."""
+    kinds = {row.kind for row in rows}
+    if len(kinds) > 1:
+        kind_of: dict[str, str] = {}
+        for row in rows:
+            if kind_of.setdefault(row.text, row.kind) != row.kind:
+                raise ValueError(
+                    f"{row.place}: is of kind {row.kind} and of {kind_of[row.text]}, kinds must share none"
+                )
+        parts = {name: size // len(kinds) for name, size in sizes.items()}
+        if few := [name for name, size in parts.items() if size < 2]:
+            raise ValueError(
+                f"model.{few[0]}={sizes[few[0]]}: must have two texts or more for each of {len(kinds)} kinds"
+            )
+        found = [
+            in_splits([row for row in rows if row.kind == kind], parts, f"{where}: kind {kind}")
+            for kind in sorted(kinds)
+        ]
+        return {name: [row for split in found for row in split[name]] for name in sizes}
     distinct = list({row.text: row for row in reversed(rows)}.values())[::-1]
     if len(distinct) < sum(sizes.values()):
         wanted = " ".join(f"model.{name}={size}" for name, size in sizes.items())
