@@ -68,16 +68,15 @@ def headline(tables: Tables) -> list[Number]:
 
 
 @needs("profile")
-def of_kinds(tables: Tables) -> Plot | None:
+def of_kinds(tables: Tables) -> Plot:
     """Draw the heads that are surely needed by a kind of examples, or hurt one, with a column for each kind."""
     table = tables["profile"]
     kinds = list(dict.fromkeys(table[KIND]))
     largest = table.groupby(KIND)["score"].transform(lambda scores: scores.abs().max())
     table = table.assign(part=np.where(table["verdict"] == "", 0.0, table["score"] / largest))
     drawn = table.pivot_table(index=HEAD, columns=KIND, values="part", sort=False)[kinds]
-    drawn = drawn[(drawn != 0).any(axis=1)]
-    if drawn.empty:
-        return None
+    if (drawn != 0).any(axis=None):
+        drawn = drawn[(drawn != 0).any(axis=1)]
     drawn = drawn.loc[drawn.abs().max(axis=1).nlargest(SHOWN).index].sort_index()
     figure = plots.new_figure(figsize=(2.6 + 0.8 * len(kinds), 1.8 + 0.22 * len(drawn)))
     axes = figure.subplots()
@@ -86,7 +85,7 @@ def of_kinds(tables: Tables) -> Plot | None:
     axes.tick_params(axis="x", rotation=45)
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
     bar.set_label("score, largest of the kind = 1")
-    axes.set_title("What each kind of examples needs")
+    axes.set_title("What each kind of examples needs" if (drawn != 0).any(axis=None) else "Nothing is decided yet")
     unit = loss_suffix(tables).strip()
     caption = (
         f"The {len(drawn)} {unit_name(tables)} whose score by {table['scorer'].iloc[0]} is largest beside the largest"
