@@ -206,7 +206,12 @@ def check_variant(path: Path, settings: dict[str, Any]) -> None:
         return
     [parent] = (entry.partition("@")[0] for entry in parents)
     base = options.settings_of(path.parent.name, parent)
-    assert parent == "default" or parent.startswith(path.stem) or path.stem.startswith(f"{parent}_") or path.stem == "refit_error"  # old
+    assert (
+        parent == "default"
+        or parent.startswith(path.stem)
+        or path.stem.startswith(f"{parent}_")
+        or path.stem == "refit_error"
+    )  # old
     assert settings, "else it is the same option"
     assert all(key in base and base[key] != value for key, value in settings.items())
 

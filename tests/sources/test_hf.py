@@ -103,6 +103,21 @@ def test_pairs_of_a_file_are_patched_and_a_target_alone_is_asked_for(here: Path,
     assert table.loc["patching", ["heads_known", "as_patching"]].tolist() == [2, 1]
 
 
+def test_kinds_of_a_file_are_told_apart(here: Path, cache: Path) -> None:
+    table = pd.read_csv(here / "texts.csv")
+    table.assign(kind=["short" if len(text) < 30 else "long" for text in table["text"]]).to_csv(
+        "kinds.csv", index=False
+    )
+    run = asked(cache, "model.path=bert", "data=kinds.csv", "objective=drift", experiment="skills")
+    study = run.study()
+    for split in (study.splits.score, study.splits.report):
+        kinds = split.by_kind()
+        assert {kind: len(rows) for kind, rows in kinds.items()} == {"long": 8, "short": 8}
+        assert split.lengths()[kinds["short"]].float().mean() < split.lengths()[kinds["long"]].float().mean()
+    found = run.experiment(study).tables
+    assert set(found["profile"]["kind"]) == set(found["kinds"]["kind"]) == {"short", "long"}
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -128,6 +128,26 @@ def test_no_text_is_in_two_splits() -> None:
     assert splits["score"][0] == Row("same", "a"), "the first of equal texts counts"
 
 
+def test_kinds_have_equal_parts_of_every_split(tmp_path: Path) -> None:
+    lines = [f"{kind} {i},{kind}" for kind in ("news", "code") for i in range(9)]
+    rows = read_rows(written(tmp_path, "a.csv", "\n".join(["text,kind", *lines])))
+    sizes = {"score": 9, "choose": 4, "report": 4}
+    splits = in_splits(rows, sizes, "data=a.csv")
+    for name, size in sizes.items():
+        assert [row.kind for row in splits[name]] == ["code"] * (size // 2) + ["news"] * (size // 2)
+        assert all(row.text.startswith(row.kind) for row in splits[name])
+    texts = [row.text for some in splits.values() for row in some]
+    assert len(texts) == len(set(texts))
+    with pytest.raises(ValueError, match="^data=a.csv: kind code: has 9 different texts, .* ask for fewer$"):
+        in_splits(rows, sizes | {"score": 12}, "data=a.csv")
+    with pytest.raises(ValueError, match="^model.choose=3: must have two texts or more for each of 2 kinds$"):
+        in_splits(rows, sizes | {"choose": 3}, "data=a.csv")
+    with pytest.raises(ValueError, match="is of kind .* and of .*, kinds must share none"):
+        in_splits([*rows, Row("news 0", kind="code")], sizes, "data=a.csv")
+    with pytest.raises(ValueError, match="1 of 2 lines have a kind, all or none must have one"):
+        read_rows(written(tmp_path, "b.csv", "text,kind\na,x\nb,\n"))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "needed", "message"),
     [
