@@ -97,33 +97,37 @@ class AlignmentHeads(Experiment):
         if self.copy_to is not None:
             if path is None:
                 raise ValueError(f"experiment.copy_to={self.copy_to}: needs the folder of a model, model.path")
-            if Path(self.copy_to).exists():
-                raise ValueError(f"experiment.copy_to={self.copy_to}: exists already, name a new folder")
+            target = Path(self.copy_to).resolve()
+            if target.exists() or target.is_relative_to(Path(path).resolve()):
+                raise ValueError(
+                    f"experiment.copy_to={self.copy_to}: must be a new folder, outside of model.path={path}"
+                )
 
     def __call__(self, study: Study) -> Findings:
         tables = self.tables(study)
         named = as_listed(tables["lists"].set_index("list").loc[CHOSEN, "heads"])
         files, model = {}, cast(Any, study.subject).model
         if config := copy.deepcopy(getattr(model, "generation_config", None)):
-            config.alignment_heads = named
+            config.alignment_heads, config._from_model_config = named, False  # else a folder without a file drops it
             files["generation_config.json"] = config.to_json_string().encode()
-            if self.copy_to is not None:
-                copied(Path(model.config._name_or_path), Path(self.copy_to), files)
         equivalence = EquivalenceCheck(study.subject, study.splits.proof)
         own = [head for head in study.subject.grid if is_cross(head.block) and [head.layer, head.head] in named]
         equivalence.prove(HeadMask(study.subject.grid).without(*own))
-        return with_proofs(study, tables, equivalence.worst, files)
+        found = with_proofs(study, tables, equivalence.worst, files)
+        if self.copy_to is not None:
+            copied(Path(model.config._name_or_path), Path(self.copy_to), files)
+        return found
 
     def tables(self, study: Study) -> dict[str, pd.DataFrame]:
         subject, splits = study.subject, study.splits
         heads = [head for head in subject.grid if is_cross(head.block)]
         if not heads:
-            raise ValueError(f"{NEEDS}; this model has no cross-attention")
+            raise ValueError(f"{NEEDS}; these units are no heads of cross-attention: {', '.join(sites(subject))}")
         with doing("listen"):
             score, choose, kept = ([*heard(subject, each)] for each in (splits.score, splits.choose, splits.report))
         timed = kept[0].times is not None
-        agreed_on = iter(agreed([*score, *choose, *kept]))
-        untimed = [[next(agreed_on) for _ in split] for split in (score, choose, kept)]
+        agree = agreeing([*score, *choose])
+        untimed = [[replace_times(each, agree) for each in split] for split in (score, choose, kept)]
         if not timed:
             score, choose, kept = untimed
         with doing("heads"):
@@ -196,6 +200,10 @@ def is_cross(block: BlockId) -> bool:
     return any(name in str(block.site) for name in CROSS)
 
 
+def sites(subject: Subject) -> list[str]:
+    return list(dict.fromkeys(str(block.site) for block in subject.grid.blocks))
+
+
 def single(sound: Sound) -> list[list[int]]:
     return [[n] for n in range(len(sound.likeness))]
 
@@ -217,22 +225,22 @@ def heard(subject: Subject, examples: Data) -> Iterator[Sound]:
         maps = subject.attention_maps(batch, cross)
         for i, seconds in enumerate(given["seconds"].tolist()):
             rows_T = given["labels"][i] != IGNORED
-            weights_NTF = torch.cat([maps[block].weights[i][:, rows_T] for block in cross])
-            likeness_NTF = standardised(weights_NTF[..., : math.ceil(seconds * FRAMES)].float())
+            read_T = torch.arange(len(rows_T), device=rows_T.device) <= rows_T.nonzero().max() + 1  # the end, too
+            weights_NTF = torch.cat([maps[block].weights[i][:, read_T] for block in cross])
+            likeness_NTF = standardised(weights_NTF[..., : math.ceil(seconds * FRAMES)].float())[:, rows_T[read_T]]
             words_T = given["words"][i][rows_T].cpu().numpy()
             number, times = int(words_T.max()) + 1, given.get("times")
             times_W2 = None if times is None else times[i, :number].double().cpu().numpy()
             yield Sound(likeness_NTF.cpu().numpy(), words_T, times_W2, given["text"][i])
 
 
-def agreed(sounds: Sequence[Sound]) -> list[Sound]:
-    """Return the utterances with the times of words that the heads agree on: by the mean of all heads, and then of the
-    half that is nearest to it."""
+def agreeing(sounds: Sequence[Sound]) -> list[int]:
+    """Return the heads that agree: of all heads the half that is nearest to the path of their mean, twice."""
     heads = [*range(len(sounds[0].likeness))]
     for _ in range(ROUNDS):
         found = [replace_times(each, heads) for each in sounds]
         heads = nearest(found)[: max(len(heads) // 2, 1)]
-    return [replace_times(each, heads) for each in sounds]
+    return heads
 
 
 def replace_times(sound: Sound, heads: Sequence[int]) -> Sound:

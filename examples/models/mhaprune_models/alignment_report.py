@@ -26,8 +26,9 @@ def say(tables: Tables) -> Iterator[str]:
     lists, sizes = tables["lists"].set_index("list"), tables["sizes"]
     own, timed = lists.loc[CHOSEN], lists["against"].iloc[0] != AGREED
     truth = "the times of words" if timed else "the path that the heads agree on, as the times of words are not known"
+    are = "are" if own["size"] > 1 else "is"
     yield (
-        f"{_heads(own)} are enough to align words and sound: {_right(own)} of the begins and ends of words of the"
+        f"{_heads(own)} {are} enough to align words and sound: {_right(own)} of the begins and ends of words of the"
         f" report split are right within 0.1 s, by {truth}; the mean error is {_error(own)}."
     )
     yield f"`generation_config.alignment_heads` is {_as_list(own['heads'])}."
@@ -44,12 +45,13 @@ def say(tables: Tables) -> Iterator[str]:
             f" {100 * own[MOVED]:.0f} % are right."
         )
     if UNTIMED in lists.index:
-        yield f"Found without the times of words, {_heads(lists.loc[UNTIMED])} have {_right(lists.loc[UNTIMED])} right."
+        theirs = lists.loc[UNTIMED]
+        yield f"A list of {int(theirs['size'])}, found without the times of words, has {_right(theirs)} right."
     if RANDOM in lists.index:
         chance, every = (_right(lists.loc[name]) for name in (RANDOM, ALL))
         yield f"As many heads at random have {chance} right, all heads together {every}."
     if own["size"] == sizes["size"].max():
-        yield "Longer lists were not tried, `experiment.most` allows them."
+        yield "Longer lists were not tried: `experiment.most` and `experiment.candidates` say how long they may be."
     best = sizes.loc[sizes["error"].idxmin()]
     if best["size"] > own["size"]:
         yield (
@@ -109,7 +111,7 @@ def sizes(tables: Tables) -> Plot:
             axes.axhline(1000 * lists.loc[name, "error"], color=colour, linestyle="--" if i == 1 else ":", label=label)
     axes.set(xlabel="number of heads in the list", ylabel="mean error of the times of words, ms", xticks=table["size"])
     axes.set_ylim(0)
-    plots.legend_above(figure, axes, f"{_heads(lists.loc[CHOSEN])} are enough")
+    plots.legend_above(figure, axes, "The fewest heads that are enough: " + str(int(lists.loc[CHOSEN, "size"])))
     added = ", ".join(table["head"].str.removeprefix("decoder.encoder_attn."))
     caption = (
         f"Mean error of begins and ends of words on the choose split, for lists that grow by the head that helps most:"

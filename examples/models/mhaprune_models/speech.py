@@ -82,7 +82,7 @@ def read_speech(data: str) -> list[Utterance]:
                 times = [*zip(rows["start"].astype(float), rows["end"].astype(float), strict=True)]
             except ValueError:
                 raise ValueError(f"data={data}: {audio} has a start or end that is no number") from None
-        found.append(_utterance(data, path.parent / str(audio), [word.strip() for word in rows["word"]], times))
+        found.append(_utterance(data, path.parent / str(audio), [*map(_word, rows["word"])], times))
     return found
 
 
@@ -100,16 +100,25 @@ def _utterance(data: str, file: Path, words: list[str], times: list[tuple[float,
 
 def _words_in(grid: Path, data: str) -> tuple[list[str], list[tuple[float, float]]]:
     """Return the words and times of the tier `words` of a TextGrid; of the first tier if none has this name."""
-    tiers = re.split(r"item \[\d+\]:", grid.read_text(encoding="utf-8"))[1:]
+    try:
+        content = grid.read_bytes()
+        written = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"data={data}: {grid.name} cannot be read as UTF-8 or UTF-16: {error}") from None
+    tiers = re.split(r"item \[\d+\]:", written)[1:]
     tiers = [tier for tier in tiers if '"IntervalTier"' in tier]
     if not tiers:
         raise ValueError(f"data={data}: {grid.name} has no tier of intervals in Praat's long format")
     tier = next((each for each in tiers if re.search(r'name = "words?"', each, re.IGNORECASE)), tiers[0])
     found = re.findall(r'intervals \[\d+\]:\s+xmin = (\S+)\s+xmax = (\S+)\s+text = "((?:[^"]|"")*)"', tier)
-    said = [(text.strip().replace('""', '"'), (float(low), float(high))) for low, high, text in found if text.strip()]
+    said = [(_word(text.replace('""', '"')), (float(low), float(high))) for low, high, text in found if text.strip()]
     if not said:
         raise ValueError(f"data={data}: {grid.name} has no words; sound without words cannot be aligned")
     return [word for word, _ in said], [times for _, times in said]
+
+
+def _word(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _samples(data: str, file: Path) -> np.ndarray:
@@ -122,7 +131,8 @@ def _samples(data: str, file: Path) -> np.ndarray:
         raise ValueError(f"data={data}: {file.name} cannot be read as WAV: {error}") from None
     if width != 2 or not content:
         raise ValueError(f"data={data}: {file.name} must be a WAV with 16 bits and some sound, it has {8 * width} bits")
-    return resampled(np.frombuffer(content, "<i2").reshape(-1, channels).mean(axis=1) / 2**15, rate)
+    whole = len(content) // (2 * channels) * channels
+    return resampled(np.frombuffer(content, "<i2", whole).reshape(-1, channels).mean(axis=1) / 2**15, rate)
 
 
 def resampled(samples: np.ndarray, rate: int) -> np.ndarray:
@@ -140,7 +150,8 @@ def batch_of(part: Sequence[Utterance], tokenizer: Any, listener: Any, prefix: S
     for each in part:
         if each.seconds > listener.chunk_length:
             raise ValueError(
-                f"data: {each.name} takes {each.seconds:.1f} s, and the model hears {listener.chunk_length}; cut it"
+                f"data: the sound {each.name} takes {each.seconds:.1f} s, and the model hears"
+                f" {listener.chunk_length}; cut it"
             )
     samples = [each.samples for each in part]
     batch = written([each.words for each in part], tokenizer, prefix)
@@ -163,14 +174,15 @@ def written(texts: Sequence[Sequence[str]], tokenizer: Any, prefix: Sequence[int
         rows.append(
             ([token for piece in pieces for token in piece], [i for i, each in enumerate(pieces) for _ in each])
         )
-    longest = len(prefix) + max(len(row) for row, _ in rows)
+    longest = len(prefix) + max(len(row) for row, _ in rows) + 1  # Whisper's own alignment reads the end, too
     reads = torch.full((len(rows), longest), end)
     labels, words = torch.full_like(reads, IGNORED), torch.full_like(reads, -1)
     begin = len(prefix) - 1
     for i, (row, of_word) in enumerate(rows):
         reads[i, : len(prefix) + len(row)] = torch.tensor([*prefix, *row])
         labels[i, begin : len(prefix) + len(row)] = torch.tensor([*row, end])
-        spoken = [any(map(str.isalnum, tokenizer.decode([token]))) for token in row]
+        pieces = [tokenizer.decode([token]) for token in row]  # � stands for a part of a letter
+        spoken = [any(letter.isalnum() or letter == "\ufffd" for letter in piece) for piece in pieces]
         alone = {word for word, said in zip(of_word, spoken, strict=True) if said}
         kept = [word if said or word not in alone else -1 for word, said in zip(of_word, spoken, strict=True)]
         words[i, begin : begin + len(row)] = torch.tensor(kept)

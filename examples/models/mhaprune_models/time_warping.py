@@ -21,7 +21,8 @@ def standardised(weights_NTF: Tensor) -> Tensor:
     with a sum of 1 over frames, in standard deviations over tokens, and smoothed by a median over frames."""
     weights_NTF = weights_NTF / weights_NTF.sum(dim=-1, keepdim=True).clamp_min(1e-30)
     deviation, mean = torch.std_mean(weights_NTF, dim=-2, keepdim=True, unbiased=False)
-    around = F.pad((weights_NTF - mean) / deviation.clamp_min(1e-12), (MEDIAN // 2, MEDIAN // 2), mode="replicate")
+    mode = "reflect" if weights_NTF.shape[-1] > MEDIAN // 2 else "replicate"  # which sounds of 0.06 s need
+    around = F.pad((weights_NTF - mean) / deviation.clamp_min(1e-12), (MEDIAN // 2, MEDIAN // 2), mode=mode)
     return around.unfold(-1, MEDIAN, 1).median(dim=-1).values
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
@@ -72,8 +72,9 @@ class Whisper(Pretrained):
             raise ValueError("model=whisper: needs transformers: pip install -e '.[hf]'") from None
         ours = packaged(transformers) if self.path is None else in_folder(transformers, self.path, self.language)
         said = [*self._said(data)]
-        if len(said) < sum(self.sizes.values()):
-            raise ValueError(f"model.score={self.score}: there are {len(said)} texts, ask for fewer")
+        if len(said) < (needed := sum(self.sizes.values())):
+            sizes = " ".join(f"model.{split}={size}" for split, size in self.sizes.items())
+            raise ValueError(f"data={data}: has {len(said)} utterances, {sizes} need {needed}, ask for fewer")
         rest, splits, corrupt = iter(said), dict[str, Any](), dict[str, Any]()
         together = max(BATCH // ours.listener.chunk_length, 1)
         for split, size in self.sizes.items():
@@ -116,7 +117,14 @@ class Listening:
     named: Sequence[Sequence[int]]
 
     def batch(self, part: Sequence[Utterance]) -> dict[str, Any]:
-        return batch_of(part, self.tokenizer, self.listener, self.prefix)
+        batch = batch_of(part, self.tokenizer, self.listener, self.prefix)
+        tokens, most = batch["decoder_input_ids"].shape[1], cast(Any, self.model.config).max_target_positions
+        if tokens > most:
+            longest = max(part, key=lambda each: len(" ".join(each.words)))
+            raise ValueError(
+                f"data: the text of {longest.name} has {tokens} tokens, and the model reads {most}; cut it"
+            )
+        return batch
 
 
 def called(model: nn.Module, batch: Any) -> Any:

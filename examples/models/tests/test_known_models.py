@@ -111,10 +111,10 @@ def test_a_file_of_weights_is_read_and_joined_projections_are_taken_apart(tmp_pa
 def test_the_decoder_reads_what_it_should_write_one_token_before() -> None:
     batch = speech.written([["one", "two", "three"], ["one"]], Words(), [50, 51])
     reads, labels = batch["decoder_input_ids"], batch["labels"]
-    assert reads.tolist() == [[50, 51, 1, 2, 3], [50, 51, 1, 99, 99]]
-    assert labels[0].tolist() == [-100, 1, 2, 3, 99]
-    assert labels[1].tolist() == [-100, 1, 99, -100, -100]
-    assert batch["words"].tolist() == [[-1, 0, 1, 2, -1], [-1, 0, -1, -1, -1]]
+    assert reads.tolist() == [[50, 51, 1, 2, 3, 99], [50, 51, 1, 99, 99, 99]]
+    assert labels[0].tolist() == [-100, 1, 2, 3, 99, -100]
+    assert labels[1].tolist() == [-100, 1, 99, -100, -100, -100]
+    assert batch["words"].tolist() == [[-1, 0, 1, 2, -1, -1], [-1, 0, -1, -1, -1, -1]]
 
 
 def test_punctuation_belongs_to_no_word_but_where_it_is_all_there_is() -> None:
@@ -123,7 +123,18 @@ def test_punctuation_belongs_to_no_word_but_where_it_is_all_there_is() -> None:
             return super().__call__(text.replace(".", " ."), **options)
 
     batch = speech.written([["one.", "...", "two"]], Pieces(), [50])
-    assert batch["words"].tolist() == [[0, -1, 1, 1, 1, 2, -1]]
+    assert batch["words"].tolist() == [[0, -1, 1, 1, 1, 2, -1, -1]]
+
+
+def test_parts_of_letters_are_spoken() -> None:
+    class Parts(Words):
+        def decode(self, ids: list[int]) -> str:
+            return {1: " \ufffd", 2: "\ufffd", 3: "a", 4: "!"}[ids[0]]
+
+        def __call__(self, text: str, **options: Any) -> Any:
+            return type("Encoding", (), {"input_ids": [1, 2, 3, 4]})()
+
+    assert speech.written([["ça!"]], Parts(), [50])["words"].tolist() == [[0, 0, 0, -1, -1, -1]]
 
 
 def test_a_word_is_right_if_all_its_tokens_are_and_full_stops_do_not_count() -> None:

@@ -20,6 +20,7 @@ from mhaprune.heads import HeadGrid
 from mhaprune.hooks.blocks import Unsupported
 from mhaprune.inputs import Known, Study
 from mhaprune.lab.sources.source import ModelSource
+from mhaprune.lab.sources.texts import kinds_in
 from mhaprune.lab.tasks.base import SplitSize
 from mhaprune.losses import Judge
 from mhaprune.recoveries.base import Recovery
@@ -30,6 +31,7 @@ from mhaprune.settings.ranges import Checked, Ge
 from mhaprune.storage.cache import Cache, code_digests, data_digest, weights_digest
 from mhaprune.storage.store import fingerprint
 from mhaprune.subjects.batches import Batches
+from mhaprune.subjects.stacks import is_by_kind
 from mhaprune.tables import USUAL
 from mhaprune.wrapping.build import ModelWithData, understand
 from mhaprune.wrapping.served import Runtime
@@ -121,12 +123,15 @@ class PretrainedSource(ModelSource):
     def loaded(self) -> PretrainedModel:
         torch.set_num_threads(self.num_threads)
         read = self.model.read(self.data, self.objective, self.cache)
-        splits, few = dict(read.splits), replace(self.model, score=2, choose=2, train=0)
+        splits = dict(read.splits)
         for file in self.shift:
             if (kind := Path(file).stem) in (*splits, *SPLITS, USUAL):
                 raise ValueError(f"shift=[{file}]: must have a name of its own, {kind} is taken")
             try:
-                splits[kind] = few.read(file, self.objective, self.cache).splits["report"]
+                least = 2 * kinds_in(file)  # of a file of another kind its own kinds are one
+                few = replace(self.model, score=least, choose=least, train=0)
+                found = few.read(file, self.objective, self.cache).splits["report"]
+                splits[kind] = [each for part in found.values() for each in part] if is_by_kind(found) else found
             except ValueError as error:
                 raise ValueError(f"shift={str(error).removeprefix('data=')}") from None
         return read._replace(splits=splits)

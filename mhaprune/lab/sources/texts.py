@@ -69,6 +69,14 @@ def read_rows(path: str, *needed: str) -> list[Row]:
     return rows
 
 
+def kinds_in(path: str) -> int:
+    """Return the number of kinds of text that a file names; 1 if it names none, or is no such file."""
+    try:
+        return len({row.kind for row in read_rows(path)})
+    except ValueError:
+        return 1  # who reads it will say why
+
+
 def in_splits(rows: Sequence[Row], sizes: Mapping[str, int], where: str) -> dict[str, list[Row]]:
     """Return the rows of each split, taken in order; `sizes` has the number of rows of each split, in equal parts of
     all kinds. A repeated text is used once, so that no two splits share it. Raises ValueError if there are too few
