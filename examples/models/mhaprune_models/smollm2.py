@@ -136,9 +136,11 @@ def called(model: Any, batch: Any) -> Any:
     if "right" in batch:
         states = model.model(ids, mask).last_hidden_state
         return {"logits": model.lm_head(states[torch.arange(len(ids)), mask.sum(dim=1) - 1])}
-    asked = (batch["labels"][:, 1:] != IGNORED).any(dim=0)
-    before = int(asked.nonzero()[0])
-    return {"logits": F.pad(model(ids, mask, logits_to_keep=ids.shape[1] - before).logits, (0, 0, before, 0))}
+    asked_BT = F.pad(batch["labels"][:, 1:] != IGNORED, (0, 1))
+    before = int(asked_BT.any(dim=0).nonzero()[0])
+    logits_BTC = model(ids, mask, logits_to_keep=ids.shape[1] - before).logits
+    # Zeros by example, so that none depends on where another of its batch is asked.
+    return {"logits": F.pad(logits_BTC * asked_BT[:, before:, None], (0, 0, before, 0))}
 
 
 def contrast(output: Any, batch: Any) -> Tensor:

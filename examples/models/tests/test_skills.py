@@ -87,3 +87,17 @@ def test_splits_share_no_text_and_hold_as_many_of_each_skill(monkeypatch: pytest
     for size, message in ((7, "model.score=7: must have two texts or more of 7 skills$"), (7000, "too few texts of")):
         with pytest.raises(ValueError, match=message):
             Smollm2(score=size).read(None, "skills", "")
+
+
+def test_what_is_said_of_a_text_does_not_depend_on_its_batch() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor, logits_to_keep: int) -> Any:
+            logits = torch.nn.functional.one_hot(ids, 10).float()
+            return type("Output", (), {"logits": logits[:, -logits_to_keep:]})()
+
+    texts = [((5, 6, 7, 8), 2), ((1, 2, 3, 4), 1)]
+    both = smollm2.called(Model(), skills.batch_of(texts))["logits"]
+    for row, text in zip(both, texts, strict=True):
+        [alone] = smollm2.called(Model(), skills.batch_of([text]))["logits"]
+        assert torch.equal(row, alone)
+        assert alone.any(dim=-1).nonzero().flatten().tolist() == list(range(text[1] - 1, 3))
