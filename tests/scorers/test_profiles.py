@@ -74,6 +74,8 @@ def test_attribution_estimates_an_ablation() -> None:
         index=["layer", "head"], columns="scorer", values="score"
     )
     assert np.corrcoef(table["attribution"], table["ablation"])[0, 1] > 0.9
+    row = heads.score("attribution").iloc[0]
+    assert (row["forward_passes"], row["backward_passes"]) == (1, 1)
     small = mhaprune.wrap(
         classifier(), lambda output, batch: losses.classification(output, batch) * 1e-3, score=batches(4)
     )
@@ -98,6 +100,28 @@ def test_a_score_that_cannot_hurt_is_refused(scorer: str) -> None:
     heads = mhaprune.wrap(classifier(), losses.classification, score=of_kinds(code=1, news=2))
     with pytest.raises(ValueError, match=f"scorer={scorer}: cannot say what hurts, choose attribution, ablation"):
         heads.profile(scorer)
+
+
+def test_p_is_of_as_many_examples_as_a_kind_has() -> None:
+    kinds = of_kinds(code=1, news=2)
+    heads = mhaprune.wrap(classifier(), losses.classification, score=kinds)
+    table = heads.profile("ablation")
+    rows = heads.score("ablation")
+    own = rows[rows["kind"] != "all"][["score", "stderr", "skewness"]].to_numpy().T
+    sides = [profiles._p_above(own * [[sign], [1.0], [sign]], np.full(16, 24)) for sign in (1.0, -1.0)]
+    expected = holm(np.concatenate(sides)).reshape(2, 16).min(axis=0)
+    np.testing.assert_allclose(table["p_together"], expected)
+    assert profiles._p_above(np.array([[1.0], [0.01], [0.9]]), np.array([24])) == 1.0, "it depends on too few examples"
+
+
+def test_a_score_without_scores_of_examples_is_refused() -> None:
+    class Whole(Planted):
+        def __call__(self, subject: Any, examples: Any, seed: int) -> Scores:
+            return Scores(torch.ones(1, 8, dtype=torch.float64))
+
+    heads = mhaprune.wrap(classifier(), losses.classification, score=of_kinds(code=1, news=2))
+    with pytest.raises(ValueError, match="scorer=Whole: has no scores of single examples, choose another"):
+        heads.profile(Whole())
 
 
 NOISE: dict[str, Callable[[np.random.Generator], np.ndarray]] = {

@@ -116,6 +116,11 @@ def test_kinds_of_a_file_are_told_apart(here: Path, cache: Path) -> None:
         assert split.lengths()[kinds["short"]].float().mean() < split.lengths()[kinds["long"]].float().mean()
     found = run.experiment(study).tables
     assert set(found["profile"]["kind"]) == set(found["kinds"]["kind"]) == {"short", "long"}
+    table.assign(kind=["a", "b", "c"] * (len(table) // 3) + ["a"] * (len(table) % 3)).to_csv("other.csv", index=False)
+    given = ["model.path=bert", "data=kinds.csv", "objective=drift", "shift=[other.csv]"]
+    other = asked(cache, *given).study().splits["other"]
+    assert len(other) == 15, "five of each of its kinds"
+    assert not other.by_kind(), "it is one kind, of another sort"
 
 
 @pytest.mark.parametrize(
