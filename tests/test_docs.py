@@ -90,7 +90,7 @@ def test_every_command_can_be_composed(page: Path) -> None:
     for command in commands(page.read_text()):
         if PLACEHOLDERS.search(command):
             continue
-        foreign = re.search(r"model=(hf|minilm|annalog)", command)
+        foreign = re.search(r"model=(hf|minilm|annalog|smollm2)", command)
         for job in overrides(command):
             if foreign:
                 compose("model=hf", *(each for each in job if each.startswith("model.")))
@@ -137,7 +137,7 @@ def test_every_page_is_in_a_table_of_contents() -> None:
 
 
 FINDINGS = sorted((DOCS / "findings").glob("*.md"))
-LONGEST_FINDING, ALL_PAGES = 700, 23_700
+LONGEST_FINDING, ALL_PAGES = 700, 24_200
 """In words, as `wc -w` counts them."""
 
 

@@ -11,7 +11,7 @@ from mhaprune.inputs import Study
 from mhaprune.lab.experiments.base import Experiment, Findings, Setup, with_proofs
 from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.headline import Number
-from mhaprune.lab.reporting.heat_map import heat_map
+from mhaprune.lab.reporting.heat_map import NEEDED_OR_HURT, heat_map
 from mhaprune.lab.reporting.plots import Plot, needs
 from mhaprune.lab.reporting.sentences import Aside, share
 from mhaprune.measure.accuracy import accuracy_columns
@@ -81,7 +81,7 @@ def of_kinds(tables: Tables) -> Plot:
     figure = plots.new_figure(figsize=(2.6 + 0.8 * len(kinds), 1.8 + 0.22 * len(drawn)))
     axes = figure.subplots()
     names = list(map(str, named(drawn.index.to_frame(index=False))))
-    image = heat_map(axes, drawn.to_numpy(), rows=names, columns=kinds, cmap="RdBu", vmin=-1, vmax=1)
+    image = heat_map(axes, drawn.to_numpy(), rows=names, columns=kinds, cmap=NEEDED_OR_HURT, vmin=-1, vmax=1)
     axes.tick_params(axis="x", rotation=45)
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
     bar.set_label("score, largest of the kind = 1")

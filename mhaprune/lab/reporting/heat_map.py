@@ -17,6 +17,8 @@ MATTERS = "Blues"
 """Darker means more: how much a head matters, or how much it attends."""
 LOST = LinearSegmentedColormap.from_list("lost", ["white", *matplotlib.colormaps["Reds"](np.linspace(0.25, 1, 8))])
 """Darker means that a choice of heads loses more quality; nothing lost is white."""
+NEEDED_OR_HURT = "RdBu"
+"""Blue is needed, red hurts, and both grow darker from white."""
 MISSING = "#d9d9d9"
 """The colour of a cell without a number: a removed head, no measurement, a place where attention is forbidden."""
 
