@@ -157,7 +157,8 @@ def test_what_it_has_not_is_left_out_with_a_notice(cache: Path, caplog: pytest.L
         run = described("compare", cache)
         pruning = described("prune", cache)
     scorers, _ = run.usable
-    assert set(scorers) == set(run.scorer) - {"gate", "patching", "attribution_patching", "shortlist"}
+    pairs = {"patching", "attribution_patching", "attribution_patching_path", "shortlist"}
+    assert set(scorers) == set(run.scorer) - {"gate", *pairs}
     assert list(pruning.usable[1]) == ["refit", "fine_tune"]
     assert "scorer=[gate] is left out: it needs learned gates, so it is not for guest" in caplog.text
     assert "recovery=[from_scratch] is left out: it trains as the model was trained" in caplog.text
