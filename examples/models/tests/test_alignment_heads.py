@@ -3,17 +3,19 @@
 import json
 import shutil
 import wave
+from collections.abc import Collection, Mapping
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from mhaprune_models import speech
-from mhaprune_models.alignment_heads import AlignmentHeads, copied
+from mhaprune_models.alignment_heads import AlignmentHeads, copied, heard
 from mhaprune_models.alignment_report import (
     ALL,
     CHOSEN,
@@ -75,7 +77,7 @@ def test_a_word_ends_where_the_next_token_begins() -> None:
 
 BLOCKS = [BlockId("encoder.self_attn", 0), BlockId("decoder.encoder_attn", 0), BlockId("decoder.encoder_attn", 1)]
 GRID = HeadGrid.full(BLOCKS, 6)
-ALIGN, LATE = {(0, 4), (1, 1), (1, 5)}, {(0, 2), (1, 0)}
+ALIGN, LATE = frozenset({(0, 4), (1, 1), (1, 5)}), frozenset({(0, 2), (1, 0)})
 """Layer and head of those that look at the sound of the word, and of those that do so 0.2 s late."""
 
 
@@ -85,7 +87,7 @@ class Listener:
 
     grid = GRID
 
-    def __init__(self, other: dict[int, set[tuple[int, int]]] | None = None) -> None:
+    def __init__(self, other: Mapping[int, Collection[tuple[int, int]]] | None = None) -> None:
         self.other = other or {}
 
     def attention_maps(self, batch: Batches, of: Any) -> dict[BlockId, AttentionMap]:
@@ -124,12 +126,13 @@ def examples(count: int, seed: int, timed: bool) -> Batches:
     return Batches.of(batches, "score")
 
 
-def tables(timed: bool, published: set[tuple[int, int]] = LATE, other: Any = None, **settings: Any) -> Any:
-    splits = SimpleNamespace(**{name: examples(8, i, timed) for i, name in enumerate(("score", "choose", "report"))})
+@cache
+def tables(timed: bool, published: frozenset[tuple[int, int]] = LATE, other: Any = (), **settings: Any) -> Any:
+    splits = SimpleNamespace(**{name: examples(5, i, timed) for i, name in enumerate(("score", "choose", "report"))})
     roles = {f"decoder.encoder_attn.{layer}.{head}": "aligns" for layer, head in published}
     known = Known(roles, ("aligns",), "publication") if published else None
-    study: Any = SimpleNamespace(subject=Listener(other), splits=splits, known=known, seed=0)
-    return AlignmentHeads(**settings).tables(study)
+    study: Any = SimpleNamespace(subject=Listener(dict(other)), splits=splits, known=known, seed=0)
+    return AlignmentHeads(**{"most": 3, "draws": 5} | settings).tables(study)
 
 
 def test_planted_heads_are_found_and_a_published_list_that_is_late_is_said_to_be() -> None:
@@ -157,7 +160,7 @@ def test_planted_heads_are_found_and_a_published_list_that_is_late_is_said_to_be
 
 
 def test_without_times_of_words_the_heads_that_agree_are_found() -> None:
-    found = tables(timed=False, published=set())
+    found = tables(timed=False, published=frozenset())
     own = found["lists"].set_index("list").loc[CHOSEN]
     assert {tuple(map(int, head.split("."))) for head in own["heads"].split()} <= ALIGN | LATE
     assert (found["lists"]["against"] == "agreement").all()
@@ -172,24 +175,30 @@ def chosen_of(found: Any, name: str = CHOSEN) -> set[tuple[int, int]]:
 
 
 SCORE, CHOOSE, REPORT = 0, 1, 2
-OTHERS = {(0, 0), (0, 5), (1, 3)}
+OTHERS = frozenset({(0, 0), (0, 5), (1, 3)})
 
 
 def test_heads_are_found_on_one_split_counted_on_another_and_reported_on_the_third() -> None:
     usual = tables(timed=True)
-    report = tables(timed=True, other={REPORT: OTHERS})
+    report = tables(timed=True, other=((REPORT, OTHERS),))
     assert chosen_of(report) == chosen_of(usual), "the report split decides nothing"
     assert chosen_of(report, UNTIMED) == chosen_of(usual, UNTIMED)
     pd.testing.assert_frame_equal(report["heads"], usual["heads"])
     pd.testing.assert_frame_equal(report["sizes"], usual["sizes"])
     right = [found["lists"].set_index("list").loc[CHOSEN, "within_100"] for found in (usual, report)]
     assert right[0] > 0.9 > 0.7 > right[1]
-    score = tables(timed=True, other={SCORE: OTHERS})
+    score = tables(timed=True, other=((SCORE, OTHERS),))
     first = score["heads"][["layer", "head"]].head(3)
     assert {*map(tuple, first.to_numpy().tolist())} == OTHERS, "the score split says which"
-    one = tables(timed=True, other={CHOOSE: {(int(score["heads"]["layer"][0]), int(score["heads"]["head"][0]))}})
+    one = tables(timed=True, other=((CHOOSE, OTHERS),))
     assert one["sizes"]["error_score"].tolist() == usual["sizes"]["error_score"].tolist()
     assert one["sizes"]["error"].tolist() != usual["sizes"]["error"].tolist()
+
+
+def test_a_sound_is_heard_to_its_end_and_a_text_from_its_first_word_to_its_last() -> None:
+    for each in heard(cast(Any, Listener()), examples(2, 0, True)):
+        assert each.likeness.shape == (12, 7, 210), "six words and the end, 4.2 seconds"
+        assert each.words.tolist() == [0, 1, 2, 3, 4, 5, -1]
 
 
 def test_random_lists_are_as_long_as_the_one_that_is_found() -> None:
