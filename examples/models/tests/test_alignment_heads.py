@@ -99,11 +99,11 @@ class Listener:
         for block in of:
             weights = torch.rand(len(batch), 6, tokens, 220, generator=draw)
             weights[..., 210:] = 5.0
-            for i, heard in enumerate(given["hidden"]):
+            for i, spans in enumerate(given["hidden"]):
                 aligning = self.other.get(int(given["split"][i]), ALIGN)
                 for row in range(tokens):
                     word = int(given["words"][i, row])
-                    begin, end = heard[word].tolist() if word >= 0 else (float(heard.max()), 4.2)
+                    begin, end = spans[word].tolist() if word >= 0 else (float(spans.max()), 4.2)
                     for head in range(6):
                         late = 0.2 * ((block.layer, head) in LATE)
                         if late or (block.layer, head) in aligning:
