@@ -32,8 +32,8 @@ def say(tables: Tables) -> Iterator[str]:
     count, kinds = len(heads), table[KIND].nunique()
     right = {row[KIND]: row[QUALITY] for _, row in tables["kinds"].iterrows()}
     yield (
-        f"{_count(heads, SHARED)} of {count} {units} are surely needed by all {kinds} kinds of examples,"
-        f" {_count(heads, OWN)} by one alone; of {int((heads['kinds_in_need'] == 0).sum())} no kind surely needs any."
+        f"Of {count} {units} each of the {kinds} kinds of examples surely needs {_count(heads, SHARED)}, one kind alone"
+        f" {_count(heads, OWN)}; no kind surely needs {int((heads['kinds_in_need'] == 0).sum())}."
     )
     good = ", ".join(f"{kind} {share(value)}" for kind, value in right.items())
     yield (
