@@ -1,6 +1,7 @@
 """The heads that align words and sound: found where they were planted, with and without the times of words."""
 
 import json
+import re
 import shutil
 from collections.abc import Collection, Mapping
 from functools import cache
@@ -14,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from mhaprune_models import alignment_heads
-from mhaprune_models.alignment_heads import AlignmentHeads, copied, heard
+from mhaprune_models.alignment_heads import AlignmentHeads, copied, heard, judged, mean_errors
 from mhaprune_models.alignment_report import (
     ALL,
     CHOSEN,
@@ -152,6 +153,7 @@ def test_planted_heads_are_found_and_a_published_list_that_is_late_is_said_to_be
     assert lists.loc[ALL, "size"] == 12
     said = " ".join(say(found))
     assert "the list found here is better" in said
+    assert re.search(r"Its times are (1[5-9]|2[0-4])\d ms late", said)
     assert "`generation_config.alignment_heads` is [[" in said
     number, count = headline(found)
     assert number.value == lists.loc[CHOSEN, "within_100"]
@@ -221,6 +223,29 @@ def test_only_candidates_join_a_list() -> None:
     sounds = [*heard(cast(Any, Listener()), examples(4, 0, True))]
     grown = AlignmentHeads(most=3, candidates=3).grown([0, 1, 3, *sorted({*range(12)} - {0, 1, 3})], sounds, sounds)
     assert {*grown["head"]} == {0, 1, 3}, "those that align stand further back"
+
+
+def test_a_list_grows_by_the_head_that_helps_most_and_is_no_longer_than_is_sure_to_help() -> None:
+    sounds = [*heard(cast(Any, Listener()), examples(6, 0, True))]
+    grown = AlignmentHeads(most=3, candidates=4).grown([0, 1, 4, 7, *({*range(12)} - {0, 1, 4, 7})], sounds, sounds)
+    assert grown["head"][0] in (4, 7), "the first two do not align"
+    best = int(grown["error"].idxmin())
+    values = mean_errors(sounds, list(grown["head"][: best + 1]))
+    within = grown["error"] <= grown["error"][best] + values.std(ddof=1) / 6**0.5
+    assert grown["chosen"].tolist() == [row == within.idxmax() for row in range(len(grown))]
+    flat = [
+        each._replace(times=each.times + np.random.default_rng(0).normal(0, 1, each.times.shape)) for each in sounds
+    ]
+    assert AlignmentHeads(most=3).grown([4, 7, 11, *({*range(12)} - {4, 7, 11})], sounds, flat)["chosen"][0]
+
+
+def test_all_times_are_moved_by_what_suits_the_choose_split() -> None:
+    sounds = [*heard(cast(Any, Listener()), examples(4, 0, True))]
+    early = [each._replace(times=each.times - 0.3) for each in sounds]
+    for choose, right in ((sounds, 1.0), (early, 0.0)):
+        row = judged(sounds, choose, {CHOSEN: [4]}, [[0]], GRID.heads[6:]).iloc[0]
+        assert abs(row["within_100_moved"] - right) < 0.2
+        assert row["within_100"] > 0.9
 
 
 def test_a_list_is_no_longer_than_allowed() -> None:

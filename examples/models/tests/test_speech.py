@@ -1,6 +1,8 @@
 """Speech is read from files: sound, words, and when each of them is said."""
 
+import wave
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -118,3 +120,16 @@ def test_folders_without_words_and_files_that_are_missing_are_refused(tmp_path: 
         speech.read_speech(str(tmp_path))
     with pytest.raises(ValueError, match="cannot be read as CSV"):
         speech.read_speech(str(tmp_path / "none.csv"))
+
+
+def test_sounds_that_are_too_long_or_of_eight_bits_are_refused(tmp_path: Path) -> None:
+    long = speech.Utterance("a.wav", np.zeros(2 * speech.RATE), ("one",), None)
+    listener = SimpleNamespace(chunk_length=1)
+    with pytest.raises(ValueError, match="data: the sound a.wav takes 2.0 s, and the model hears 1; cut it"):
+        speech.batch_of([long], None, listener, [1])
+    with wave.open(str(tmp_path / "a.wav"), "wb") as opened:
+        opened.setnchannels(1), opened.setsampwidth(1), opened.setframerate(16_000)
+        opened.writeframes(b"\x80" * 1000)
+    (tmp_path / "words.csv").write_text("audio,word\na.wav,one\n")
+    with pytest.raises(ValueError, match="a.wav must be a WAV with 16 bits and some sound, it has 8 bits"):
+        speech.read_speech(str(tmp_path / "words.csv"))
