@@ -7,7 +7,7 @@ one bar; other outputs get a new line every few seconds.
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TextIO, TypeVar
@@ -22,6 +22,13 @@ EVERY = 9.0
 REDRAWN = 0.5
 """Seconds between two updates of the progress bar."""
 BAR = "{percentage:3.0f}%|{bar:16}| {desc}"
+BAR_WIDTH = 24
+"""Columns of the bar before its text."""
+EARLY = 0.1
+"""Before this share is finished no time left is shown: the first items are seldom like the others."""
+UNLIKE = 10
+"""A part that took so many times what it usually takes, or so small a part of it, did something else: trained a model
+that the last run took from the cache, for example. It says nothing about how fast this run is."""
 
 
 @dataclass(eq=False)
@@ -41,6 +48,10 @@ class Step:
     """The number of items that were done before the step began, for example by an earlier run."""
     parts: Sequence[str] = ()
     """The names of the steps inside, if they are known, in their order."""
+    usual: Mapping[str, float] = field(default_factory=dict)
+    """The seconds that each part took in an earlier run, if there was one."""
+    took: dict[str, float] = field(default_factory=dict)
+    """The seconds that each finished part took."""
 
     @property
     def seconds(self) -> float:
@@ -53,13 +64,23 @@ under_way: list[Step] = []
 
 
 @contextmanager
-def doing(what: str, total: int | None = None, done: int = 0, parts: Sequence[str] = ()) -> Iterator[Step]:
-    """Show the body as a step of the progress, within the present step if there is one. `parts` are steps inside."""
-    step = Step(what, total, done, before=done, parts=parts)
+def doing(
+    what: str,
+    total: int | None = None,
+    done: int = 0,
+    parts: Sequence[str] = (),
+    usual: Mapping[str, float] | None = None,
+) -> Iterator[Step]:
+    """Show the body as a step of the progress, within the present step if there is one. `parts` are steps inside, and
+    `usual` the seconds that they took in an earlier run."""
+    step = Step(what, total, done, before=done, parts=parts, usual=usual or {})
+    around = under_way[-1] if under_way else step
     under_way.append(step)
     try:
         yield step
     finally:
+        if what in around.parts:
+            around.took[what] = around.took.get(what, 0.0) + step.seconds
         if step in under_way:  # a step around it may have ended before, by an error in another generator
             del under_way[under_way.index(step) :]
 
@@ -130,44 +151,98 @@ def _show(steps: Sequence[Step], label: str, to: TextIO, bar: tqdm | None) -> No
     if bar is None:
         print(line(steps, label), file=to, flush=True)
     else:
-        bar.n = _share(steps)
-        bar.set_description_str(line(steps, label))
+        bar.n = max(bar.n, share) if (share := _share(steps)) else 0.0
+        bar.set_description_str(line(steps, label, (bar.ncols or 120) - BAR_WIDTH))
 
 
-def line(steps: Sequence[Step], label: str = "") -> str:
-    """Return the progress line for these steps, for example `ablate on sort, step 5 of 7: recover 4 of 9, about 20 s
-    left, 12 of 24 heads: refit 3 of 8`. The time left is that of the outermost step that counts items."""
-    left, counted = seconds_left(steps), _counted(steps)
-    words = [_words(step, left if place == counted else None) for place, step in enumerate(steps)]
-    if len(steps) > 1 and steps[1].what in (parts := steps[0].parts):
-        words[0] += f", step {parts.index(steps[1].what) + 1} of {len(parts)}"
-    return ": ".join([label, *words] if label else words)
+def line(steps: Sequence[Step], label: str = "", width: int | None = None) -> str:
+    """Return the progress line for these steps, for example `ablate on sort, step 5 of 8, about 1 min left in all:
+    recover 4 of 9, 12 of 24 heads: refit 3 of 8`. If nothing is known about the parts of the outermost step, the time
+    left is that of the present one, `left in this step`. With a `width` the innermost steps are left out if they do not
+    fit."""
+    outer, inside = steps[0], steps[1:]
+    first = _words(outer)
+    if (place := _part(steps)) is not None:
+        first += f", step {place + 1} of {len(outer.parts)}"
+    if (left := seconds_left(steps)) is not None:
+        first += f", about {duration(left)} left"
+        if outer.parts:
+            first += " in all" if outer.usual else " in this step"
+    words = [label, first] if label else [first]
+    said = {outer.what}
+    for step in inside:
+        added = _words(step)
+        if added in said:  # by the name of an item, as a scorer
+            continue
+        said |= {added, step.what, step.on() if step.on is not None else ""}
+        if width is not None and len(": ".join([*words, added])) > width:
+            break
+        words.append(added)
+    return ": ".join(words)
 
 
-def _words(step: Step, left: float | None) -> str:
+def _words(step: Step) -> str:
     count = f" {min(step.done + 1, step.total)} of {step.total}" if step.total is not None and step.total > 1 else ""
-    time_left = "" if left is None else f"about {duration(left)} left"  # early, as a narrow terminal cuts the end
-    return ", ".join(filter(None, [step.what + count, time_left, step.on() if step.on is not None else "", step.note]))
+    on = step.on() if step.on is not None else ""
+    return ", ".join(filter(None, [step.what + count, "" if on == step.what else on, step.note]))
 
 
-def _counted(steps: Sequence[Step]) -> int:
-    """Return the place of the outermost step that counts its items; `len(steps)` if none does."""
-    return next((place for place, step in enumerate(steps) if step.total), len(steps))
+def _part(steps: Sequence[Step]) -> int | None:
+    """Return the place of the present step among the parts of the outermost one; None if it is not one of them."""
+    outer = steps[0]
+    return outer.parts.index(steps[1].what) if len(steps) > 1 and steps[1].what in outer.parts else None
 
 
 def seconds_left(steps: Sequence[Step]) -> float | None:
-    """Return the seconds until the outermost step that counts its items ends, by the share that is finished and the
-    time that it took. Return None before a tenth of it is finished: the first items are seldom like the others."""
-    share = _share(steps)
-    return steps[_counted(steps)].seconds * (1 - share) / share if share >= 0.1 else None
+    """Return the seconds until the outermost step ends, if the parts of it are known, and the usual time of each; else
+    the seconds until the outermost step that counts its items ends. Return None before a tenth of it is finished."""
+    outer = steps[0]
+    if outer.usual:
+        left = _left_in_all(steps)
+        return left if left is not None and outer.seconds >= EARLY * (outer.seconds + left) else None
+    place = next((place for place, step in enumerate(steps) if step.total), None)
+    share = _counted(steps)
+    return None if place is None or share < EARLY else steps[place].seconds * (1 - share) / share
 
 
-def _share(steps: Sequence[Step]) -> float:
+def _left_in_all(steps: Sequence[Step]) -> float | None:
+    """Return the seconds until the outermost step ends: what is left of the present part, by its own count if it has
+    one, and the usual time of the parts after it, times how much slower than usual this run is. None between parts."""
+    outer, place = steps[0], _part(steps)
+    if place is None:
+        return None
+    now, share = steps[1], _counted(steps[1:])
+    seconds = outer.took.get(now.what, 0.0) + now.seconds
+    usual = outer.usual.get(now.what, 0.0)
+    pairs = [(took, outer.usual.get(what, 0.0)) for what, took in outer.took.items() if what != now.what]
+    if share >= 2 * EARLY:
+        pairs.append((seconds, share * usual))
+    pairs = [(took, expected) for took, expected in pairs if expected / UNLIKE < took < expected * UNLIKE]
+    pace = sum(took for took, _ in pairs) / sum(expected for _, expected in pairs) if pairs else 1.0
+    by_count = now.seconds * (1 - share) / share if share >= EARLY else 0.0
+    by_habit = max(0.0, pace * usual - seconds)
+    weight = min(1.0, share / (2 * EARLY)) if share >= EARLY else 0.0
+    after = sum(outer.usual.get(part, 0.0) for part in outer.parts[place + 1 :])
+    return weight * by_count + (1 - weight) * by_habit + pace * after
+
+
+def _counted(steps: Sequence[Step]) -> float:
     """Return the finished share (0 to 1) of the items of the outermost step that counts. Its present item counts by the
     finished share of the steps inside it."""
-    if (place := _counted(steps)) == len(steps):
+    place = next((place for place, step in enumerate(steps) if step.total), len(steps))
+    if place == len(steps):
         return 0.0
     step = steps[place]
     assert step.total is not None
     to_do = step.total - step.before
-    return min(1.0, (step.done - step.before + _share(steps[place + 1 :])) / to_do) if to_do > 0 else 1.0
+    return min(1.0, (step.done - step.before + _counted(steps[place + 1 :])) / to_do) if to_do > 0 else 1.0
+
+
+def _share(steps: Sequence[Step]) -> float:
+    """Return the finished share (0 to 1) of the outermost step, for the bar: by time, or by its parts, or by counts."""
+    outer, place = steps[0], _part(steps)
+    if outer.usual and (left := _left_in_all(steps)) is not None:
+        return outer.seconds / max(outer.seconds + left, 1e-9)
+    if outer.parts:
+        return 0.0 if place is None else (place + _counted(steps[1:])) / len(outer.parts)
+    return _counted(steps)

@@ -18,6 +18,8 @@ from mhaprune.lab.experiments.ablate import Ablate
 from mhaprune.lab.experiments.examples import close_each, text_tables
 from mhaprune.lab.experiments.results import Results, present
 from mhaprune.lab.reporting.head_map import SmallMap, thumbnail
+from mhaprune.lab.runs.clock import timed
+from mhaprune.lab.runs.run import MODEL, SHOW
 from mhaprune.lab.sources.pretrained import tokens_of
 from mhaprune.progress import doing
 from mhaprune.recoveries.refit import Refit
@@ -39,6 +41,8 @@ def small_page(heads: Heads) -> str:
 
 TEXTS = 3
 """Largest number of texts whose attention a page shows."""
+TOUCH = "attention to touch"
+"""A step that only a page of one's own model has."""
 
 
 def report(
@@ -72,12 +76,15 @@ def report(
     )
     title = f"The {heads.subject.counted} of {type(heads.subject.model).__name__}"
     title += ", each counted as one head" if heads.subject.single is not None else ""
-    with doing(title):
+    steps = [step for step in experiment.steps if step != MODEL]
+    with timed(title, [*steps[:-1], *([TOUCH] if tokenizer is not None else []), SHOW]):
         findings = experiment(study)
         if tokenizer is not None:
             study = replace(study, tokens=lambda batch: tokens_of(tokenizer, batch.as_given()))
-            findings.tables.update(text_tables(study, range(len(texts)), close_each(study.subject, texts)))
-        results = present(experiment, study, findings, title)
+            with doing(TOUCH):
+                findings.tables.update(text_tables(study, range(len(texts)), close_each(study.subject, texts)))
+        with doing(SHOW):
+            results = present(experiment, study, findings, title)
     then = "`heads.prune(mask=...)` removes heads for real, and `mhaprune.save` writes what is left."
     first, sentences = results.first._replace(then=then), list(results.sentences)
     if (window := heads.subject.window) is not None:

@@ -91,6 +91,8 @@ class Experiment(Checked, ABC):
     """What to do next, in a sentence or two, for the report."""
     steps: ClassVar[Sequence[str]] = ()
     """The steps of a run that its progress line counts, in their order, from the model to the report."""
+    seconds: ClassVar[Sequence[float]] = ()
+    """The seconds of each step with default settings on one core, by which the first run tells the time left."""
     figures: ClassVar[Figures] = ()
     """The figures of one run, in the order of the report."""
     figures_over_runs: ClassVar[Figures] = ()

@@ -103,6 +103,7 @@ class Skills(Experiment):
     question = "Which heads does each skill need?"
     then = "In Python `heads.mask(keep, over='worst')` chooses heads by the kind that needs them most."
     steps = ("model", "score", "quality", "prove", "figures and page")
+    seconds = (17, 1, 0.2, 0.1, 1)
     figures = (of_kinds,)
     say = staticmethod(say)
     headline = staticmethod(headline)

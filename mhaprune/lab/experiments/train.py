@@ -28,6 +28,7 @@ class Train(Experiment):
     question = "How good is the model?"
     then = "`experiment=ablate` shows which of its heads can be removed; the model is in the cache already."
     steps = ("model", "figures and page")
+    seconds = (17, 1)
     figures = (training_curve,)
 
     def __call__(self, study: Study) -> Findings:

@@ -2,8 +2,10 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import torch
@@ -15,6 +17,7 @@ from mhaprune.lab.experiments.results import Results, present
 from mhaprune.lab.model.checkpoint import SavedModel, load
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.training import Training
+from mhaprune.lab.runs.clock import timed
 from mhaprune.lab.runs.run_folder import RunFolder
 from mhaprune.lab.runs.sweep_settings import SWEEP_SETTINGS, SweepSettings
 from mhaprune.lab.sources.pretrained import Pretrained, PretrainedSource
@@ -125,7 +128,7 @@ class Run(Checked):
         folder.note(experiment=target(self.experiment), identity=self.identity, code=code_of(self.packages))
         environment = self.source.environment()
         folder.write("environment.json", as_json(environment))
-        with doing(self._title, parts=self.experiment.steps):
+        with self._timed():
             results = self._results()
             folder.note(checks=results.checks, trained_with=dict(results.trained_with))
             for name, frame in results.tables.items():
@@ -151,7 +154,7 @@ class Run(Checked):
 
     def results(self) -> Results:
         """Train or load the model, run the experiment, return its results. Only the cache is written."""
-        with doing(self._title, parts=self.experiment.steps):
+        with self._timed():
             return self._results()
 
     def _results(self) -> Results:
@@ -160,6 +163,11 @@ class Run(Checked):
         findings = self.experiment(study)
         with doing(SHOW):
             return present(self.experiment, study, findings, self._title, self.identity)
+
+    def _timed(self) -> AbstractContextManager[None]:
+        """Show the run in the progress line. The usual seconds of steps are those of models of the default size."""
+        usual = self.experiment.seconds if isinstance(self.source, TrainedSource) else ()
+        return timed(self._title, self.experiment.steps, usual, Path(self.cache))
 
     @property
     def _title(self) -> str:

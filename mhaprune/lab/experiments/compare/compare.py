@@ -87,6 +87,7 @@ class Compare(HeadBudgets):
     question = "Which score chooses heads best, and is a search worth its cost?"
     then = "`experiment=ablate scorer=[NAME]` removes heads by the score that you choose."
     steps = ("model", "score", "best subset", "prune", "prove", "figures and page")
+    seconds = (17, 19, 125, 15, 0.1, 1)
     figures = (report.regret_map, appendix(training_curve))
     figures_over_runs = (report.compare_methods,)
     say = staticmethod(report.say)

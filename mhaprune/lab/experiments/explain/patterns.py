@@ -245,18 +245,11 @@ def _sums(first_H: Tensor, *others: Tensor) -> np.ndarray:
 
 
 def named_after(patterns: pd.DataFrame) -> tuple[str, str]:
-    """Return the pattern that names a head, first in words, then as its key in `PLACES`; both empty if no pattern is
-    clear.
-
-    If several patterns are clear, the one with the largest mass / chance names the head. For example on `reverse` the
-    symbol to write always stands at the reverse position, but copies of it stand elsewhere too.
-    """
-    clear = patterns[
-        (patterns["largest"] >= LARGEST)
-        & (patterns["mass"] - patterns["chance"] >= ABOVE_CHANCE * (1 - patterns["chance"]))
-        & (patterns["applies"] >= APPLIES)
-    ]
-    if clear.empty:
+    """Return the pattern whose mass exceeds chance most, which is the darkest cell of the figure: first in words, then
+    as its key in `PLACES`; both empty if it is not clear."""
+    above = patterns["mass"] - patterns["chance"]
+    if not (there := above.notna() & (patterns["applies"] >= APPLIES)).any():
         return "", ""
-    best = clear.loc[(clear["mass"] / clear["chance"]).idxmax()]
-    return best["meaning"], best["pattern"]
+    best = patterns.loc[above[there].idxmax()]
+    clear = best["largest"] >= LARGEST and above[best.name] >= ABOVE_CHANCE * (1 - best["chance"])
+    return (best["meaning"], best["pattern"]) if clear else ("", "")

@@ -53,6 +53,7 @@ class Speed(HeadBudgets):
     question = "How much faster is the model with fewer heads, and at which size?"
     then = "`experiment=ablate` shows which heads can be removed, and what that costs."
     steps = ("model", "sizes", "trained model", "prove", "figures and page")
+    seconds = (17, 45, 13, 0.2, 0.2)
     figures = (report.speedup_curves,)
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)

@@ -49,6 +49,7 @@ class Truth(Experiment):
     question = "Which scores find the heads that are known to matter?"
     then = "`experiment=ablate scorer=[NAME]` removes heads by the score that you choose."
     steps = ("model", "known heads", "score", "truth", "prove", "figures and page")
+    seconds = (17, 0.5, 5, 0.1, 0.1, 0.5)
     figures = (report.areas, report.ranks)
     figures_over_runs = (report.over_runs,)
     say = staticmethod(report.say)
