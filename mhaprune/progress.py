@@ -214,16 +214,17 @@ def _left_in_all(steps: Sequence[Step]) -> float | None:
     now, share = steps[1], _counted(steps[1:])
     seconds = outer.took.get(now.what, 0.0) + now.seconds
     usual = outer.usual.get(now.what, 0.0)
-    pairs = [(took, outer.usual.get(what, 0.0)) for what, took in outer.took.items() if what != now.what]
-    if share >= 2 * EARLY:
-        pairs.append((seconds, share * usual))
-    pairs = [(took, expected) for took, expected in pairs if expected / UNLIKE < took < expected * UNLIKE]
-    pace = sum(took for took, _ in pairs) / sum(expected for _, expected in pairs) if pairs else 1.0
-    by_count = now.seconds * (1 - share) / share if share >= EARLY else 0.0
-    by_habit = max(0.0, pace * usual - seconds)
-    weight = min(1.0, share / (2 * EARLY)) if share >= EARLY else 0.0
     after = sum(outer.usual.get(part, 0.0) for part in outer.parts[place + 1 :])
-    return weight * by_count + (1 - weight) * by_habit + pace * after
+    done = [(took, outer.usual.get(what, 0.0)) for what, took in outer.took.items() if what != now.what]
+    alike = [(took, expected) for took, expected in done if expected / UNLIKE < took < expected * UNLIKE]
+    to_come = max(usual + after, 1e-9)  # the more is to come, the less do a few parts say about it
+    pace = (sum(took for took, _ in alike) + to_come) / (sum(expected for _, expected in alike) + to_come)
+    left = by_habit = max(0.0, pace * usual - seconds)
+    if share >= EARLY:  # items may be unlike, and so may be this run and the last one: neither is trusted alone
+        left = now.seconds * (1 - share) / share
+        if usual / UNLIKE < seconds / share < usual * UNLIKE:
+            left = (left + by_habit + (1 - share) * pace * usual) / 3
+    return left + pace * after
 
 
 def _counted(steps: Sequence[Step]) -> float:

@@ -130,6 +130,11 @@ def quality_name(tables: Tables) -> str:
     return _named_by(QUALITY_NAME, tables) or "exact match"
 
 
+def is_share(quality: str) -> bool:
+    """Return whether a quality of this name is a share of answers, which is written in percent: a cosine is none."""
+    return bool({"accuracy", "match", "agreement", "right"} & {*quality.split()})
+
+
 def timed_name(tables: Tables) -> str:
     """Return the name of the timed call in figures and sentences."""
     return _named_by(TIMED_NAME, tables) or "greedy decoding"

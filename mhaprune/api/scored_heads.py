@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from weakref import ref
 
 import pandas as pd
+from torch import nn
 
 from mhaprune.heads import HeadMask
+from mhaprune.saving.folders import tell
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.wrapping.build import ModelWithData
+from mhaprune.wrapping.wrapped_model import WrappedModel
 
 
 @dataclass
@@ -23,6 +27,8 @@ class Promised:
     """See `Heads.promises`."""
     curves: list[pd.DataFrame] = field(default_factory=list)
     """The histories of trainings, see `Heads.trainings`."""
+    pruned: tuple[ref[nn.Module], HeadMask, str] | None = None
+    """The last model that lost heads, while somebody holds it; the mask, and how it was recovered."""
     warned: bool = False
     """Whether it was said that all examples are of one kind."""
     times: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -42,6 +48,12 @@ class ScoredHeads(ModelWithData):
     @cached_property
     def promised(self) -> Promised:
         return Promised()
+
+    def noted(self, smaller: WrappedModel, mask: HeadMask, done: Sequence[str]) -> WrappedModel:
+        """Return the smaller model, which now has a note of what it lost, and is known as the last one pruned."""
+        tell(self.subject, smaller, mask, done)
+        self.promised.pruned = ref(smaller.model), mask, ", then ".join(done)
+        return smaller
 
     @abstractmethod
     def units(self, unit: Any) -> ScoredHeads:

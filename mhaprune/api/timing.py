@@ -43,7 +43,8 @@ def speed_table(
     table["heads_kept"] = len(timed.grid) - table["heads_removed"]
     speed = ["speedup", *(f"speedup{end}" for end in QUARTILES if end)]
     cache = [name for name in ("cache_bytes",) if name in table]
-    return table[["batch_size", "model", "heads_kept", "latency_ms", *speed, *cache]].assign(timed=what)
+    first = ["model", "latency_ms", "speedup"]  # a narrow terminal leaves out columns in the middle
+    return table.assign(timed=what)[[*first, "batch_size", "timed", *cache, "heads_kept", *speed[1:]]]
 
 
 def generating(subject: WrappedModel, new_tokens: int) -> WrappedModel:

@@ -38,7 +38,7 @@ from mhaprune.progress import shown, track
 from mhaprune.proofs.block_by_block import gross_difference
 from mhaprune.pruning.plans import removed_names
 from mhaprune.pruning.pruned import EquivalenceCheck
-from mhaprune.saving.folders import make_plain, tell
+from mhaprune.saving.folders import make_plain
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.profiles import profile
@@ -394,8 +394,7 @@ class Heads(ScoredHeads):
             apart = partial(gross_difference, self.subject, smaller, one)
             prove_removal(EquivalenceCheck(self.subject, one, apart), mask)
         smaller = recovered(self, smaller, steps)
-        tell(self.subject, smaller, mask, [step.done for step in steps])
-        return smaller
+        return self.noted(smaller, mask, [step.done for step in steps])
 
     @checked
     @shown()
@@ -403,7 +402,7 @@ class Heads(ScoredHeads):
         self,
         path: str | Path | None = None,
         by: Sequence[str | Scorer] = ("ablation", "gate_output", "random"),
-        budgets: Sequence[float | int] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875),
+        budgets: Sequence[float | int] = (1, 2, 4, 0.125, 0.25, 0.375, 0.5, 0.75),
         tolerance: Annotated[float, Within(0, 1)] = 0.01,
         refit: bool = True,
         rounds: Annotated[int, Ge(1)] = 20,

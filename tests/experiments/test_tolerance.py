@@ -111,7 +111,8 @@ def test_no_size_that_was_tried_is_not_said_to_be_none(tried: tuple[int, ...]) -
     curve = curve_of([(0, 0)])
     row = summary_of(curve, curve.iloc[0], 0.01) | {"recovery": "nothing", "heads_total": 24}
     [heads, quality, speed] = numbers_of_summary(pd.DataFrame([row]), tables)
-    assert all(isnan(each.value) != known for each in (heads, quality, speed)), "a mean must not count it as 0"
+    assert isnan(heads.value) != known, "a mean must not count it as 0"
+    assert (quality.value, speed.value) == (row["quality"], row["speedup"]), "the whole model is what is left"
     sizes = f"{tried[0]} and {tried[1]}" if len(tried) == 2 else f"{tried[0]} to {tried[-1]}"
     sizes = str(tried[0]) if len(tried) == 1 else sizes
     said = removable(0, 24, tables)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from mhaprune.lab.reporting import plots
-from mhaprune.lab.reporting.headline import Number, share_number
+from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.plots import CONTROL_COLOUR, Plot, needs
 from mhaprune.statistics.intervals import CONFIDENCE
 from mhaprune.tables import Tables
@@ -88,7 +88,7 @@ def headline(tables: Tables) -> list[Number]:
     beside = f"published list: {_right(lists.loc[PUBLISHED])}" if PUBLISHED in lists.index else ""
     total = len(tables["heads"])
     return [
-        share_number("begins and ends of words within 0.1 s", float(own[TOP]), beside=beside),
+        Number("begins and ends of words within 0.1 s", float(own[TOP]), least=0.0, most=1.0, beside=beside),
         Number("alignment heads", float(own["size"]), total, "", 0.0, total, f"of {total} heads of cross-attention"),
     ]
 

@@ -6,27 +6,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from mhaprune.api.choosing import sparing
 from mhaprune.api.parsing import named_scorers, two_examples
 from mhaprune.api.wrap import Heads
+from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
 from mhaprune.lab.experiments.ablate import Ablate
 from mhaprune.lab.experiments.examples import close_each, text_tables
 from mhaprune.lab.experiments.results import Results, present
 from mhaprune.lab.reporting.head_map import SmallMap, thumbnail
+from mhaprune.lab.reporting.sentences import as_fast, quality_of, right
 from mhaprune.lab.runs.clock import timed
 from mhaprune.lab.runs.run import MODEL, SHOW
 from mhaprune.lab.sources.pretrained import tokens_of
+from mhaprune.measure.accuracy import worst_columns
+from mhaprune.measure.outcomes import measure
+from mhaprune.measure.times import clock_for, in_turn, speed_columns
 from mhaprune.progress import doing
 from mhaprune.recoveries.refit import Refit
 from mhaprune.schedules.budgets import is_share
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
 from mhaprune.storage.store import write_bytes
+from mhaprune.tables import ENDS, QUALITY
 
 
 def small_page(heads: Heads) -> str:
@@ -84,7 +93,10 @@ def report(
             with doing(TOUCH):
                 findings.tables.update(text_tables(study, range(len(texts)), close_each(study.subject, texts)))
         with doing(SHOW):
+            yours = _yours(heads, experiment.latency_batch, experiment.latency_rounds)
             results = present(experiment, study, findings, title)
+    if yours is not None:
+        results = replace(results, sentences=[*results.sentences[:1], yours, *results.sentences[1:]])
     then = "`heads.prune(mask=...)` removes heads for real, and `mhaprune.save` writes what is left."
     first, sentences = results.first._replace(then=then), list(results.sentences)
     if (window := heads.subject.window) is not None:
@@ -105,6 +117,25 @@ def report(
     if path is not None:
         write_bytes(Path(path), results.page({"heads": repr(heads)}).encode())
     return results
+
+
+def _yours(heads: Heads, examples: int, rounds: int) -> str | None:
+    """Return a sentence about the model that the user pruned last; None if nobody holds it any more."""
+    model, mask, done = heads.promised.pruned or (lambda: None, HeadMask(heads.grid), "")
+    if (found := model()) is None or not mask.removed or heads.subject.runtime != "torch":
+        return None
+    dense, smaller = heads.subject, heads.subject.changed(model=found)
+    split, words = heads.splits.report, {"": pd.DataFrame([heads.words])}
+    batch = split.first(examples).converted(dense.device, dense.dtype)
+    calls = {name: partial(each.predict, batch) for name, each in (("dense", dense), ("smaller", smaller))}
+    speed = speed_columns(in_turn(calls, rounds, clock=clock_for(dense.device)), "dense", "smaller")
+    row = worst_columns(measure(smaller, split), measure(dense, split), split)
+    low, high = (quality_of(row[f"{QUALITY}{end}"], words) for end in ENDS[1:])
+    return (
+        f"Your model, pruned last, has lost {len(mask.removed)} of {len(mask.grid)} {dense.counted}"
+        f"{f', then {done}' if done else ''}: {right(row[QUALITY], words)} (95 % interval {low} to {high})."
+        f" {as_fast(speed, words)}"
+    )
 
 
 def _allowed(heads: Heads, budgets: Sequence[float | int]) -> tuple[float | int, ...]:

@@ -24,7 +24,7 @@ from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.head_map import Verdict
 from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.plots import CONTROL_COLOUR, Plot, appendix, needs
-from mhaprune.lab.reporting.sentences import Aside, as_fast, right, share, within_noise
+from mhaprune.lab.reporting.sentences import Aside, as_fast, quality_of, right, within_noise
 from mhaprune.lab.reporting.shared_figures import agreement
 from mhaprune.lab.reporting.training_curves import training_curve
 from mhaprune.measure.accuracy import choose_columns, size_columns, worst_columns
@@ -35,11 +35,13 @@ from mhaprune.pruning.pruned import prune, time_removed
 from mhaprune.recoveries.base import recover
 from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, heads_table
+from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.subject import Subject
 from mhaprune.tables import (
     DENSE_AGAIN,
     HEAD,
     KIND,
+    MOMENTS,
     NOTHING,
     QUALITY,
     QUARTILES,
@@ -63,33 +65,39 @@ def say_ablation(tables: Tables) -> Iterator[str]:
     plain = summary["recovery"] == NOTHING
     recovered, best = summary[~plain].to_dict("records"), most_removed(summary[plain]).to_dict()
     total, dense = int(best["heads_total"]), best["dense_quality"]
-    if best["heads_removed"] > 0:
+    rows = [best, *recovered]
+    if not best["heads_removed"]:  # then a recovery may be the answer
+        rows.sort(key=lambda row: -row["heads_removed"])
+    first, *others = rows
+    if first["heads_removed"] > 0:
+        after = "" if first is best else f" after {first['recovery']}"
         yield (
-            f"{removable(best['heads_removed'], total, tables)} can be removed:"
-            f" {right(best[QUALITY], tables, 'still ')} ({share(dense)} with all {units})."
+            f"{removable(first['heads_removed'], total, tables)} can be removed{after}:"
+            f" {right(first[QUALITY], tables, 'still ')} ({quality_of(dense, tables)} with all {units})."
         )
-        if surely_words(best, tables):
-            yield f"At 95 % confidence {count_words(best[SURE], tables)} can be removed."
-        yield as_fast(best, tables)
-    else:
+        if surely_words(first, tables):
+            yield f"At 95 % confidence {count_words(first[SURE], tables)} can be removed{after}."
+        yield as_fast(first, tables)
+    if not best["heads_removed"]:
+        without = removable(0, total, tables)
         yield (
-            f"{removable(0, total, tables)} can be removed within {best['tolerance']:g} of the whole model's"
-            f" {quality_name(tables)} ({share(dense)})."
+            f"{without if first is best else f'Without it {without[0].lower()}{without[1:]}'} can be removed within"
+            f" {best['tolerance']:g} of the whole model's {quality_name(tables)} ({quality_of(dense, tables)})."
         )
-    for row in recovered:
-        if row["heads_removed"]:
+    for row in others:
+        if row is not best and row["heads_removed"]:
             yield (
                 f"After {row['recovery']} {int(row['heads_removed'])} can be removed{_surely(row, tables)}:"
                 f" {right(row[QUALITY], tables)}. {as_fast(row, tables)}"
             )
-        else:
+        elif row is not best:
             yield f"After {row['recovery']} {count_words(0, tables)} can be removed."
-    for row in (best, *recovered):
+    for row in rows:
         if row["heads_removed"]:
             yield Aside(_which(row, units))
     yield from group_sentence(tables)
     yield from shift_sentences(tables)
-    sure = any(surely_words(row, tables) for row in (best, *recovered) if row["heads_removed"])
+    sure = any(surely_words(row, tables) for row in rows if row["heads_removed"])
     yield from caveats(tables, best, sure, "recovered")
 
 
@@ -108,7 +116,10 @@ def _which(row: dict[Any, Any], units: str) -> str:
 
 def map_of_heads(tables: Tables) -> Verdict:
     """Return the map of the largest set of heads that can be removed together."""
-    best = most_removed(tables["summary"].query("recovery == @NOTHING"))
+    summary = tables["summary"]
+    best = most_removed(summary.query("recovery == @NOTHING"))
+    if not best["heads_removed"]:
+        best = most_removed(summary)
     scores = tables["heads"][tables["heads"]["draw"] == 0]
     scorer = REFERENCE if REFERENCE in set(scores["scorer"]) else best["scorer"]
     rows = scores[scores["scorer"] == scorer]
@@ -118,10 +129,17 @@ def map_of_heads(tables: Tables) -> Verdict:
     gone = set(head_names(best["removed"]))
     heads["stays"] = [head not in gone for head in named(heads)]
     units = unit_name(tables)
-    title = f"{len(gone)} of {len(heads)} {units} removed: {right(best[QUALITY], tables)}"
+    after = "" if best["recovery"] == NOTHING else f", then {best['recovery']}"
+    title = f"{len(gone)} of {len(heads)} {units} removed{after}: {right(best[QUALITY], tables)}"
     if not gone:
         title = f"{removable(0, len(heads), tables)} can be removed"
-    meaning = f"Dashed tiles are {units} that were removed together, as chosen by {best['scorer']}; blue ones stay."
+    low_N, high_N = skewed_ends(rows.reindex(columns=MOMENTS).to_numpy(dtype=float).T)
+    heads["faint"] = (low_N <= 0) & (high_N >= 0)
+    meaning = f"Dashed tiles are {units} that were removed together, as chosen by {best['scorer']}; the others stay."
+    if heads.loc[heads["stays"], "faint"].any():
+        meaning += " Grey tiles are within their 95 % interval of 0."
+    if not gone:
+        meaning = meaning.partition(";")[2]
     named_scorer = "" if heads["score"].isna().all() else scorer
     return Verdict(heads, named_scorer, title, meaning, tables=("summary", "heads"))
 

@@ -12,7 +12,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
 from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.plots import Plot, needs
-from mhaprune.lab.reporting.sentences import share
+from mhaprune.lab.reporting.sentences import quality_of
 from mhaprune.measure.accuracy import accuracy_columns, by_group, calibration_columns, drop_columns
 from mhaprune.measure.outcomes import BATCH_SIZE, measure
 from mhaprune.progress import doing
@@ -102,8 +102,8 @@ def group_sentence(tables: Tables) -> Iterator[str]:
     lowest, highest = (plots.number(row[f"drop{end}"], 2) for end in ("_low", "_high"))
     yield (
         f"Of {table['group'].nunique()} kinds of examples {row['group']} lose most ({row['examples']} of the report"
-        f" split): {quality_name(tables)} {share(dense)} with all {unit_name(tables)}, {share(row[QUALITY])}"
-        f" {_which(row, tables)} (95 % interval of the loss {lowest} to {highest})."
+        f" split): {quality_name(tables)} {quality_of(dense, tables)} with all {unit_name(tables)},"
+        f" {quality_of(row[QUALITY], tables)} {_which(row, tables)} (95 % interval of the loss {lowest} to {highest})."
     )
 
 
@@ -115,8 +115,8 @@ def shift_sentences(tables: Tables) -> Iterator[str]:
         dense, *others = rows.to_dict("records")
         if kind == USUAL or not others:
             continue
-        parts = ", ".join(f"{share(row[QUALITY])} {_which(row, tables)}" for row in others)
-        whole_model = f"{quality_name(tables)} is {share(dense[QUALITY])} with all {unit_name(tables)}"
+        parts = ", ".join(f"{quality_of(row[QUALITY], tables)} {_which(row, tables)}" for row in others)
+        whole_model = f"{quality_name(tables)} is {quality_of(dense[QUALITY], tables)} with all {unit_name(tables)}"
         yield f"On examples of another kind ({kind}) {whole_model}, {parts}."
 
 

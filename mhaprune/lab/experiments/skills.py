@@ -13,7 +13,7 @@ from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.heat_map import NEEDED_OR_HURT, heat_map
 from mhaprune.lab.reporting.plots import Plot, needs
-from mhaprune.lab.reporting.sentences import Aside, share
+from mhaprune.lab.reporting.sentences import Aside, quality_of
 from mhaprune.measure.accuracy import accuracy_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import doing
@@ -35,7 +35,7 @@ def say(tables: Tables) -> Iterator[str]:
         f"Of {count} {units} each of the {kinds} kinds of examples surely needs {_count(heads, SHARED)}, one kind alone"
         f" {_count(heads, OWN)}; no kind surely needs {int((heads['kinds_in_need'] == 0).sum())}."
     )
-    good = ", ".join(f"{kind} {share(value)}" for kind, value in right.items())
+    good = ", ".join(f"{kind} {quality_of(value, tables)}" for kind, value in right.items())
     yield (
         f"The model itself, {quality_name(tables)}: {good}. A kind at which it is no better than chance says nothing."
         f" Scores are by {table['scorer'].iloc[0]}."

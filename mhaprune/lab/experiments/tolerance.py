@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from mhaprune.lab.reporting.headline import Number, share_number
-from mhaprune.lab.reporting.sentences import Aside
+from mhaprune.lab.reporting.headline import Number, quality_number
+from mhaprune.lab.reporting.sentences import Aside, quality_of
 from mhaprune.statistics.intervals import ONE_SIDED, counted_interval
 from mhaprune.tables import (
     CHOOSE_DROP,
@@ -101,36 +101,29 @@ def most_removed(summary: pd.DataFrame) -> pd.Series:
 
 
 def numbers_of_summary(summary: pd.DataFrame, tables: Tables) -> list[Number]:
-    """Return three numbers for each recovery in a summary: heads that can be removed, quality and speed-up."""
+    """Return three numbers for each recovery in a summary: heads that can be removed, quality and speed-up. Recoveries
+    that help are first if nothing can be removed without one."""
     numbers, what = list[Number](), f"{unit_name(tables)} that can be removed"
-    for recovery, rows in summary.groupby("recovery", sort=False):
+    groups = sorted(
+        summary.groupby("recovery", sort=False), key=lambda group: not most_removed(group[1])["heads_removed"]
+    )
+    for recovery, rows in groups:
         row, after = most_removed(rows), "" if recovery == NOTHING else str(recovery)
         total, count = int(row["heads_total"]), float(row["heads_removed"])
+        surely = surely_words(row, tables) if count else ""
         if not_tried(count, tables):
             beside = removable(count, total, tables)
-            numbers += [
-                Number(what, nan, float(total), after, 0.0, float(total), beside[0].lower() + beside[1:]),
-                share_number(quality_name(tables), nan, row["dense_quality"], after),
-                Number("times as fast", nan, 1.0, after, 0.0),
-            ]
-            continue
-        surely = surely_words(row, tables) if count else ""
-        ends = f"95 % interval {_percent(row, QUALITY, '_low', '_high')}; {_percent(row, 'dense_quality')} with all"
-        ends += f" {unit_name(tables)}"
+            count, surely = nan, beside[0].lower() + beside[1:]  # fewer may be possible, so it is not 0
+        names = (*(QUALITY + end for end in ENDS[1:]), DENSE_QUALITY)
+        low, high, whole = (quality_of(row[name], tables) for name in names)
+        ends = f"95 % interval {low} to {high}; {whole} with all {unit_name(tables)}"
         quartiles = f"{timed_name(tables)}; quartiles {row['speedup_q1']:.2f} to {row['speedup_q3']:.2f}"
         numbers += [
             Number(what, count, float(total), after, 0.0, float(total), surely),
-            share_number(quality_name(tables), row[QUALITY], row["dense_quality"], after, ends),
+            quality_number(quality_name(tables), row[QUALITY], row[DENSE_QUALITY], after, ends),
             Number("times as fast", float(row["speedup"]), 1.0, after, 0.0, beside=quartiles),
         ]
     return numbers
-
-
-def _percent(row: pd.Series, column: str, *ends: str) -> str:
-    """Return shares as text in percent, `98.0 to 99.7 %`; other qualities as they are."""
-    values = [float(row[f"{column}{end}"]) for end in ends or ("",)]
-    shares = all(0 <= value <= 1 for value in values)
-    return " to ".join(f"{100 * value:.1f}" if shares else f"{value:.3f}" for value in values) + " %" * shares
 
 
 def caveats(tables: Tables, best: Mapping[str, Any] | pd.Series, sure: bool, recovered: str) -> Iterator[str]:

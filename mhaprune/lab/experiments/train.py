@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from mhaprune.inputs import Study
 from mhaprune.lab.experiments.base import Experiment, Findings
-from mhaprune.lab.reporting.headline import Number, share_number
+from mhaprune.lab.reporting.headline import Number, quality_number
 from mhaprune.lab.reporting.sentences import say_accuracy, share
 from mhaprune.lab.reporting.training_curves import training_curve
 from mhaprune.lab.tasks.answers import answer_tables
@@ -45,7 +45,7 @@ class Train(Experiment):
 
     @staticmethod
     def headline(tables: Tables) -> list[Number]:
-        return [share_number(quality_name(tables), tables["accuracy"][QUALITY].iloc[0])]
+        return [quality_number(quality_name(tables), tables["accuracy"][QUALITY].iloc[0])]
 
 
 @dataclass(frozen=True)

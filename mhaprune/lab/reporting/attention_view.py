@@ -11,7 +11,7 @@ import pandas as pd
 from mhaprune.heads import HeadId, block_label
 from mhaprune.lab.reporting.head_map import REMOVED, Verdict
 from mhaprune.lab.reporting.plots import SIGNS, amount, number
-from mhaprune.lab.reporting.sentences import right, share
+from mhaprune.lab.reporting.sentences import quality_of, right
 from mhaprune.tables import HEAD, LOSS_RISE, QUALITY, Tables, blocks_in, loss_suffix, named, quality_name
 
 MOST_WEIGHTS = 400_000
@@ -115,7 +115,7 @@ def _without(row: dict[str, Any], tables: Tables) -> dict[str, str]:
     """Return the stored answer with the head closed, and the quality of all answers then, in words; without an answer,
     the quality and loss of this text."""
     if isinstance(row.get("answer"), str):
-        words = f"{right(row[QUALITY], tables)} ({share(row['open_quality'])} with all heads)"
+        words = f"{right(row[QUALITY], tables)} ({quality_of(row['open_quality'], tables)} with all heads)"
         return {"answer": row["answer"], "words": words}
     change = f"the loss changes by {number(row[LOSS_RISE], 4)}{loss_suffix(tables)}"
     return {"words": f"{quality_name(tables)} {row[QUALITY]:.3f} instead of {row['open_quality']:.3f}, {change}"}

@@ -26,7 +26,8 @@ class Verdict(NamedTuple):
 
     heads: pd.DataFrame
     """The head, whether it `stays`, its `score` (or NaN) and its `name`: what it looks at, empty if unknown. A column
-    `undecided`, if there is one, marks heads that stay because nothing is known for sure."""
+    `undecided`, if there is one, marks heads that stay because nothing is known for sure, and `faint` those whose score
+    is within its interval of 0."""
     scorer: str
     """The scorer of the column `score`; empty without scores."""
     title: str
@@ -85,6 +86,8 @@ def _squares(row: Mapping[int, str]) -> str:
     return "1" * full + "0" * (BAR - full)
 
 
+FAINT = "#ececec"
+"""The colour of a head whose score may be 0."""
 PALE = "#eaf2fa"
 """The colour of a head about which nothing is known for sure."""
 LIGHTEST = 0.3
@@ -107,7 +110,7 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     solid if each can be removed alone."""
     heads, scorer, title, meaning, together, tables = verdict
     heads = heads.assign(digits=["" if isnan(score) else amount(score) for score in heads["score"]])
-    heads["undecided"] = heads.get("undecided", pd.Series(False, heads.index))
+    heads = heads.assign(**{kind: heads.get(kind, pd.Series(False, heads.index)) for kind in ("undecided", "faint")})
     rows = blocks_in(heads)
     counts = heads.groupby(BLOCK, sort=False)["stays"].agg(["sum", "size"])
     bars = {block: (int(stay), int(size)) for block, stay, size in counts.itertuples() if size > MOST_TILES}
@@ -160,6 +163,8 @@ def _tile(axes: Axes, head: pd.Series, place: tuple[int, int], depth: float, tog
     ink = "white" if depth > 0.55 else "black"
     if head["undecided"]:
         look, ink = {"facecolor": PALE, "edgecolor": COLOURS[0], "linewidth": 1.5}, "black"
+    elif head["stays"] and head["faint"]:
+        look, ink = look | {"facecolor": FAINT}, "black"
     elif not head["stays"]:
         line = (0, (3, 2)) if together else "-"
         look, ink = {"facecolor": "none", "edgecolor": "#8c8c8c", "linestyle": line}, "#595959"

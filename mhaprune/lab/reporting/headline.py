@@ -15,7 +15,7 @@ from mhaprune.lab.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_a
 from mhaprune.lab.reporting.sentences import share
 from mhaprune.lab.reporting.settings import ALL_RUNS, Setting
 from mhaprune.statistics.intervals import LEAST_RUNS, prediction_interval, student_interval
-from mhaprune.tables import LABEL
+from mhaprune.tables import LABEL, is_share
 
 MOST_ROWS = 6
 """Largest number of rows of panels in one figure."""
@@ -49,6 +49,8 @@ class Number(NamedTuple):
     """The largest possible value."""
     beside: str = ""
     """Words for the report to put under the number: its interval, and what it is compared with."""
+    decimals: int | None = None
+    """The decimals to write; None for what suits the number."""
 
     @property
     def name(self) -> str:
@@ -70,16 +72,15 @@ class Number(NamedTuple):
             return f"{self.value:g} of {self.whole:g}"
         if (self.least, self.most) == (0, 1):
             return f"{100 * self.value:.1f} %"
-        decimals = (
-            2 if self.whole == 1 and abs(self.value) < 10 else 0 if self.value.is_integer() else 1
-        )  # 2 of a ratio
+        ratio, whole = self.whole == 1 and abs(self.value) < 10, self.value.is_integer()
+        decimals = self.decimals if self.decimals is not None else 2 if ratio else 0 if whole else 1
         return f"{round(self.value, decimals) + 0.0:,.{decimals}f}".replace("-", "−")
 
 
-def share_number(what: str, value: float, whole: float = math.nan, after: str = "", beside: str = "") -> Number:
-    """Return a quality as a `Number`. A value from 0 to 1 counts as a share, so its limits are 0 and 1."""
-    ends = (0.0, 1.0) if 0 <= value <= 1 else (-math.inf, math.inf)
-    return Number(what, float(value), float(whole), after, *ends, beside)
+def quality_number(what: str, value: float, whole: float = math.nan, after: str = "", beside: str = "") -> Number:
+    """Return a quality as a `Number`, in percent if it is a share of answers."""
+    ends = (0.0, 1.0) if is_share(what) else (-math.inf, math.inf)
+    return Number(what, float(value), float(whole), after, *ends, beside, None if is_share(what) else 3)
 
 
 def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot | None:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from mhaprune.lab.reporting.plots import number
 from mhaprune.statistics.intervals import student_interval
-from mhaprune.tables import DENSE_AGAIN, QUALITY, VALID_QUALITY, Tables, quality_name, timed_name
+from mhaprune.tables import DENSE_AGAIN, QUALITY, VALID_QUALITY, Tables, is_share, quality_name, timed_name
 
 POOR = 0.8
 """A model with a lower quality is called poor."""
@@ -28,8 +28,13 @@ def points_over_runs(points: pd.Series) -> str:
 
 
 def share(value: float) -> str:
-    """Return a share in percent, as all sentences write it: 99.2 %. A quality that is no share has three decimals."""
-    return f"{number(100 * value, 1)} %" if 0 <= value <= 1 else number(value, 3)
+    """Return a share in percent, as all sentences write it: 99.2 %."""
+    return f"{number(100 * value, 1)} %"
+
+
+def quality_of(value: float, tables: Tables) -> str:
+    """Return a quality in its own unit: a share of answers in percent, others with three decimals."""
+    return share(value) if is_share(quality_name(tables)) else number(value, 3)
 
 
 def right(value: float, tables: Tables, still: str = "") -> str:
@@ -39,7 +44,7 @@ def right(value: float, tables: Tables, still: str = "") -> str:
     return (
         f"{share(value)} of the answers are {still}right"
         if name == "exact match"
-        else f"{name} is {still}{share(value)}"
+        else f"{name} is {still}{quality_of(value, tables)}"
     )
 
 

@@ -15,7 +15,7 @@ from mhaprune.lab.reporting.head_map import REMOVED, Verdict
 from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.heat_map import MATTERS, MISSING, frame, heat_map
 from mhaprune.lab.reporting.plots import SIGNS, Plot, amount, needs, new_figure, number, wrapped
-from mhaprune.lab.reporting.sentences import right, share
+from mhaprune.lab.reporting.sentences import quality_of, right
 from mhaprune.statistics.intervals import prunable, skewed_ends
 from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, Tables, loss_suffix
 
@@ -48,14 +48,14 @@ def say(tables: Tables) -> Iterator[str]:
     looks, unit = tables["looks"].query("not removed").sort_values("rank"), loss_suffix(tables)
     best, costs = looks.iloc[0], costs_of(looks, tables)
     rises = [number(float(ends_N[0]), 3) for ends_N in (costs[0], *skewed_ends(costs))]
-    low, high = share(best["quality_low"]), share(best["quality_high"])
+    low, high = (quality_of(best[f"quality_{end}"], tables) for end in ("low", "high"))
     yield (
         f"{HeadId(*best[HEAD])} matters most of {len(looks)} heads by {best['scorer']}: without it the loss on the"
         f" score split rises by {rises[0]}{unit} (95 % interval {rises[1]} to {rises[2]})."
     )
     yield (
         f"Then {right(best[QUALITY], tables)} on the report split (95 % interval {low} to {high};"
-        f" {share(best['open_quality'])} with all heads)."
+        f" {quality_of(best['open_quality'], tables)} with all heads)."
     )
     for example in tables["examples"].itertuples() if "answer" in tables["examples"] else ():
         known = isinstance(example.right_answer, str)
@@ -128,7 +128,8 @@ def head_map(tables: Tables) -> Verdict:
         dense_quality, pruned_quality = first["open_quality"], first["without_prunable"]
         some = f"Any one of {count} heads (of {len(remaining)})" if count > 1 else f"One head (of {len(remaining)})"
         all_of_them = f" with all {count} closed" if count > 1 else " then"
-        change = " as before" if share(dense_quality) == share(pruned_quality) else f", not {share(dense_quality)}"
+        before, then = (quality_of(each, tables) for each in (dense_quality, pruned_quality))
+        change = " as before" if before == then else f", not {before}"
         title = f"{some} can be closed at almost no cost;{all_of_them} {right(pruned_quality, tables)}{change}"
     within = f"{tolerance:g}{loss_suffix(tables)}"
     meaning = (

@@ -19,7 +19,7 @@ from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.head_map import Verdict
 from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.plots import Plot, amount, needs, wrapped
-from mhaprune.lab.reporting.sentences import Aside, as_fast, right, share
+from mhaprune.lab.reporting.sentences import Aside, as_fast, quality_of, right
 from mhaprune.tables import (
     HEAD,
     NOTHING,
@@ -42,7 +42,7 @@ def say(tables: Tables) -> Iterator[str]:
     """Yield sentences: how many heads can be removed, which stay, what each recovery reaches, and what failed."""
     smallest, quality = tables["smallest"], quality_name(tables)
     best = most_removed(smallest[~smallest["control"]])
-    kept, total, dense = int(best["heads_kept"]), int(best["heads_total"]), share(best["dense_quality"])
+    kept, total, dense = int(best["heads_kept"]), int(best["heads_total"]), quality_of(best["dense_quality"], tables)
     if best["heads_removed"]:
         first, *others = [row for _, row in _by_recovery(tables) if not row["control"]]
         yield (
@@ -59,7 +59,7 @@ def say(tables: Tables) -> Iterator[str]:
         after += f" ({int(best['steps'])} steps of training)" if after and best["steps"] else ""
         yield f"The {int(best['heads_removed'])} were chosen by {_way(best)}{after}."
         if best["control_draws"]:
-            least, mean, most = (share(best[f"control_{name}"]) for name in ("least", QUALITY, "most"))
+            least, mean, most = (quality_of(best[f"control_{name}"], tables) for name in ("least", QUALITY, "most"))
             drawn = f" ({least} to {most}, {int(best['control_draws'])} drawn)" if best["control_draws"] > 1 else ""
             yield f"The best shape of that size, trained from scratch for as many steps in all, has {mean}{drawn}."
         yield as_fast(best, tables)
@@ -71,7 +71,7 @@ def say(tables: Tables) -> Iterator[str]:
     if 0 < kept < total:
         which = f"site.layer: {unit_name(tables)}, counted from 0"
         yield Aside(f"These stay ({which}): {by_block(head_names(best['kept']))}.")
-    parts = [f"{words} ({share(row[QUALITY])}, {_way(row)})" for words, row in _by_recovery(tables)]
+    parts = [f"{words} ({quality_of(row[QUALITY], tables)}, {_way(row)})" for words, row in _by_recovery(tables)]
     yield Aside(
         f"Heads that can be removed within {best['tolerance']:g} of {quality} on the choose split, with the {quality}"
         f" on the report split: {', '.join(parts)}."
@@ -186,7 +186,7 @@ def worth(tables: Tables) -> Plot | None:
         cost = f" ({int(steps)} steps, {amount(seconds, 1)} s)" if name != NOTHING else ""
         label = "pruned" if name == NOTHING else str(name)
         if fewest in best.index:
-            reached.append(f"{label} {share(best.loc[fewest, QUALITY])}")
+            reached.append(f"{label} {quality_of(best.loc[fewest, QUALITY], tables)}")
         look = {**plots.line_style(i), "markersize": 5, "label": f"{label}{cost}"}
         axes.plot(best["speedup"], best[QUALITY], **look)
     axes.set(xlabel=f"times as fast ({timed_name(tables)})", ylabel=quality_name(tables))

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.plots import CONTROL_COLOUR, Plot, needs
-from mhaprune.lab.reporting.sentences import Aside, right, share
+from mhaprune.lab.reporting.sentences import Aside, quality_of, right
 from mhaprune.tables import (
     CHOOSE_QUALITY,
     QUALITY,
@@ -101,7 +101,7 @@ def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
         f"{among} the fastest has {int(best['heads_removed'])} of {int(best['heads_total'])} {unit_name(tables)}"
         f" removed by {best['scorer']}: {best['latency_ms']:.2f} ms instead of {dense['latency_ms']:.2f},"
         f" {best['speedup']:.2f} times as fast ({_quartiles(best, 'speedup')}), and {right(best[QUALITY], tables)}"
-        f" ({share(dense[QUALITY])} with all {unit_name(tables)}).{noise}"
+        f" ({quality_of(dense[QUALITY], tables)} with all {unit_name(tables)}).{noise}"
     )
 
 
