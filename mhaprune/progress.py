@@ -7,7 +7,7 @@ one bar; other outputs get a new line every few seconds.
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TextIO, TypeVar
@@ -26,9 +26,6 @@ BAR_WIDTH = 24
 """Columns of the bar before its text."""
 EARLY = 0.1
 """Before this share is finished no time left is shown: the first items are seldom like the others."""
-UNLIKE = 10
-"""A part that took so many times what it usually takes, or so small a part of it, did something else: trained a model
-that the last run took from the cache, for example. It says nothing about how fast this run is."""
 
 
 @dataclass(eq=False)
@@ -48,8 +45,8 @@ class Step:
     """The number of items that were done before the step began, for example by an earlier run."""
     parts: Sequence[str] = ()
     """The names of the steps inside, if they are known, in their order."""
-    usual: Mapping[str, float] = field(default_factory=dict)
-    """The seconds that each part took in an earlier run, if there was one."""
+    left: Callable[[Sequence["Step"]], float | None] | None = None
+    """A function that returns the seconds until the end, given the steps in progress, if more is known than counts."""
     took: dict[str, float] = field(default_factory=dict)
     """The seconds that each finished part took."""
 
@@ -69,11 +66,11 @@ def doing(
     total: int | None = None,
     done: int = 0,
     parts: Sequence[str] = (),
-    usual: Mapping[str, float] | None = None,
+    left: Callable[[Sequence[Step]], float | None] | None = None,
 ) -> Iterator[Step]:
-    """Show the body as a step of the progress, within the present step if there is one. `parts` are steps inside, and
-    `usual` the seconds that they took in an earlier run."""
-    step = Step(what, total, done, before=done, parts=parts, usual=usual or {})
+    """Show the body as a step of the progress, within the present step if there is one. `parts` are steps inside; for
+    `left` see `Step`."""
+    step = Step(what, total, done, before=done, parts=parts, left=left)
     around = under_way[-1] if under_way else step
     under_way.append(step)
     try:
@@ -162,12 +159,12 @@ def line(steps: Sequence[Step], label: str = "", width: int | None = None) -> st
     fit."""
     outer, inside = steps[0], steps[1:]
     first = _words(outer)
-    if (place := _part(steps)) is not None:
+    if (place := part_of(steps)) is not None:
         first += f", step {place + 1} of {len(outer.parts)}"
     if (left := seconds_left(steps)) is not None:
         first += f", about {duration(left)} left"
         if outer.parts:
-            first += " in all" if outer.usual else " in this step"
+            first += " in all" if outer.left else " in this step"
     words = [label, first] if label else [first]
     said = {outer.what}
     for step in inside:
@@ -187,47 +184,25 @@ def _words(step: Step) -> str:
     return ", ".join(filter(None, [step.what + count, "" if on == step.what else on, step.note]))
 
 
-def _part(steps: Sequence[Step]) -> int | None:
+def part_of(steps: Sequence[Step]) -> int | None:
     """Return the place of the present step among the parts of the outermost one; None if it is not one of them."""
     outer = steps[0]
     return outer.parts.index(steps[1].what) if len(steps) > 1 and steps[1].what in outer.parts else None
 
 
 def seconds_left(steps: Sequence[Step]) -> float | None:
-    """Return the seconds until the outermost step ends, if the parts of it are known, and the usual time of each; else
-    the seconds until the outermost step that counts its items ends. Return None before a tenth of it is finished."""
+    """Return the seconds until the outermost step ends, if that is known; else the
+    seconds until the outermost step that counts its items ends. Return None before a tenth of it is finished."""
     outer = steps[0]
-    if outer.usual:
-        left = _left_in_all(steps)
+    if outer.left is not None:
+        left = outer.left(steps)
         return left if left is not None and outer.seconds >= EARLY * (outer.seconds + left) else None
     place = next((place for place, step in enumerate(steps) if step.total), None)
-    share = _counted(steps)
+    share = share_of(steps)
     return None if place is None or share < EARLY else steps[place].seconds * (1 - share) / share
 
 
-def _left_in_all(steps: Sequence[Step]) -> float | None:
-    """Return the seconds until the outermost step ends: what is left of the present part, by its own count if it has
-    one, and the usual time of the parts after it, times how much slower than usual this run is. None between parts."""
-    outer, place = steps[0], _part(steps)
-    if place is None:
-        return None
-    now, share = steps[1], _counted(steps[1:])
-    seconds = outer.took.get(now.what, 0.0) + now.seconds
-    usual = outer.usual.get(now.what, 0.0)
-    after = sum(outer.usual.get(part, 0.0) for part in outer.parts[place + 1 :])
-    done = [(took, outer.usual.get(what, 0.0)) for what, took in outer.took.items() if what != now.what]
-    alike = [(took, expected) for took, expected in done if expected / UNLIKE < took < expected * UNLIKE]
-    to_come = max(usual + after, 1e-9)  # the more is to come, the less do a few parts say about it
-    pace = (sum(took for took, _ in alike) + to_come) / (sum(expected for _, expected in alike) + to_come)
-    left = by_habit = max(0.0, pace * usual - seconds)
-    if share >= EARLY:  # items may be unlike, and so may be this run and the last one: neither is trusted alone
-        left = now.seconds * (1 - share) / share
-        if usual / UNLIKE < seconds / share < usual * UNLIKE:
-            left = (left + by_habit + (1 - share) * pace * usual) / 3
-    return left + pace * after
-
-
-def _counted(steps: Sequence[Step]) -> float:
+def share_of(steps: Sequence[Step]) -> float:
     """Return the finished share (0 to 1) of the items of the outermost step that counts. Its present item counts by the
     finished share of the steps inside it."""
     place = next((place for place, step in enumerate(steps) if step.total), len(steps))
@@ -236,14 +211,14 @@ def _counted(steps: Sequence[Step]) -> float:
     step = steps[place]
     assert step.total is not None
     to_do = step.total - step.before
-    return min(1.0, (step.done - step.before + _counted(steps[place + 1 :])) / to_do) if to_do > 0 else 1.0
+    return min(1.0, (step.done - step.before + share_of(steps[place + 1 :])) / to_do) if to_do > 0 else 1.0
 
 
 def _share(steps: Sequence[Step]) -> float:
     """Return the finished share (0 to 1) of the outermost step, for the bar: by time, or by its parts, or by counts."""
-    outer, place = steps[0], _part(steps)
-    if outer.usual and (left := _left_in_all(steps)) is not None:
+    outer, place = steps[0], part_of(steps)
+    if outer.left is not None and (left := outer.left(steps)) is not None:
         return outer.seconds / max(outer.seconds + left, 1e-9)
     if outer.parts:
-        return 0.0 if place is None else (place + _counted(steps[1:])) / len(outer.parts)
-    return _counted(steps)
+        return 0.0 if place is None else (place + share_of(steps[1:])) / len(outer.parts)
+    return share_of(steps)
