@@ -1,5 +1,6 @@
 """`mhaprune.wrap` as a user meets it."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,23 @@ def test_a_report_speaks_of_the_users_quality(heads: Heads, tmp_path: Path) -> N
     assert recovered["recovery"].unique().tolist() == ["refit"]
     assert (recovered["quality"].between(0, 1)).all()
     assert found.checks["max_difference_masked_removed"] < 1e-9
+
+
+def test_a_report_tells_of_the_model_that_was_pruned_last_as_long_as_it_is_held() -> None:
+    splits: Any = {name: batches(2, seed) for seed, name in enumerate(("score", "choose", "report"))}
+    heads = wrap(classifier(), losses.classification, **splits)
+    once: Any = {"by": ["random"], "budgets": [0.25], "rounds": 1, "refit": False}
+    assert "Your model" not in " ".join(heads.report(**once).sentences)
+    mask = heads.mask(keep=5, by="random")
+    quality = heads.evaluate(mask)["quality"].iloc[1]
+    small = heads.prune(mask=mask)
+    [said] = [each for each in heads.report(**once).sentences if each.startswith("Your model")]
+    share = f"{round(100 * quality, 1):g} %"
+    assert said.startswith(f"Your model, pruned last, has lost 3 of 8 heads: accuracy is {share} (95 % interval")
+    assert "A forward pass is then" in said
+    del small
+    gc.collect()
+    assert "Your model" not in " ".join(heads.report(**once).sentences)
 
 
 def test_a_report_measures_batches_of_another_kind_too() -> None:

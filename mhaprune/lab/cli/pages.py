@@ -96,7 +96,9 @@ def report(
             yours = _yours(heads, experiment.latency_batch, experiment.latency_rounds)
             results = present(experiment, study, findings, title)
     if yours is not None:
-        results = replace(results, sentences=[*results.sentences[:1], yours, *results.sentences[1:]])
+        words = results.sentences
+        at = next((i for i, each in enumerate(words) if hasattr(each, "aside")), len(words))
+        results = replace(results, sentences=[*words[:at], yours, *words[at:]])
     then = "`heads.prune(mask=...)` removes heads for real, and `mhaprune.save` writes what is left."
     first, sentences = results.first._replace(then=then), list(results.sentences)
     if (window := heads.subject.window) is not None:
