@@ -54,8 +54,8 @@ MINILM = (
     " 'scorer=[ablation,gate_output,random]' experiment.tolerance=0.05 'experiment.budgets=[0.125,0.25,0.375,0.5,0.75]'"
 )
 SMOLLM2 = (
-    "plugins=[mhaprune_models] experiment=explain model=smollm2 objective=indirect_object model.score=4 model.choose=2"
-    " model.report=5 'experiment.examples=[0,1,2,3,4]'"
+    "plugins=[mhaprune_models] experiment=explain model=smollm2 objective=indirect_object model.score=128"
+    " model.choose=2 model.report=128 'experiment.examples=[0,1,2,3,4]'"
 )
 LIST = (
     Picture("heads", "Which heads can be removed", "matter", "experiment=ablate", report="sort"),

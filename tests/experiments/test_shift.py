@@ -81,14 +81,15 @@ def test_a_sentence_compares_the_smallest_model_of_each_recovery_with_the_whole_
         assert words in line
     assert "without 4" not in line
     (plot,) = draw((shift_quality,), several)
-    assert "80.0 points" in plot.figure.axes[0].get_title()
+    assert "80.0 points" in plot.figure.legends[0].get_title().get_text()
     check_legible(plot)
 
 
 def test_a_quality_that_is_no_share_is_not_in_points() -> None:
-    negative = {"shift": table((about(4), 0.9))["shift"].assign(quality=lambda rows: rows["quality"] - 3)}
-    (plot,) = draw((shift_quality,), negative)
-    assert plot.figure.axes[0].get_title() == "Most is lost on longer: 0.600 of exact match"
+    """A cosine is none, even if it is from 0 to 1."""
+    cosines = {"shift": table((about(4), 0.9))["shift"].assign(quality_name="similarity")}
+    (plot,) = draw((shift_quality,), cosines)
+    assert plot.figure.legends[0].get_title().get_text() == "Most is lost on longer: 0.600 of similarity"
 
 
 def test_if_no_head_could_be_removed_nothing_is_said() -> None:

@@ -51,6 +51,7 @@ from mhaprune.tables import (
     by_block,
     candidates,
     head_names,
+    in_brackets,
     named,
     quality_name,
     repeated_draws,
@@ -141,7 +142,7 @@ def map_of_heads(tables: Tables) -> Verdict:
     if not gone:
         meaning = meaning.partition(";")[2]
     named_scorer = "" if heads["score"].isna().all() else scorer
-    return Verdict(heads, named_scorer, title, meaning, tables=("summary", "heads"))
+    return Verdict(heads, named_scorer, title, meaning, tables=("summary", "heads"), unit=in_brackets(tables))
 
 
 def numbers(tables: Tables) -> list[Number]:
@@ -168,11 +169,15 @@ def accuracy_curves(tables: Tables) -> Plot:
         look = plots.line_style(names.index(scorer)) if scorer in names else {"color": CONTROL_COLOUR, "marker": "x"}
         look |= {"linestyle": ("--", ":", "-.")[i % 3], "markerfacecolor": "none", "markersize": 7}
         plots.draw_curve(axes, curve, "heads_removed", label=f"{scorer}, then {name}", **look)
+    units, rows = unit_name(tables), [most_removed(own) for _, own in tables["summary"].groupby("recovery", sort=False)]
+    chosen = [[row[name] for row in rows if row["heads_removed"]] for name in ("heads_removed", QUALITY)]
+    if chosen[0]:
+        label = "the most within the tolerance"
+        axes.plot(*chosen, "o", color="black", markersize=14, markerfacecolor="none", label=label)
     axes.set(xlabel=f"{unit_name(tables)} removed, of {int(pruning['heads_total'].max())}", ylabel=quality)
     if pruning[QUALITY].between(0, 1).all():  # a share
         axes.set_ylim(-0.03, 1.03)
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
-    units, rows = unit_name(tables), [most_removed(own) for _, own in tables["summary"].groupby("recovery", sort=False)]
     within = f"can be removed within {rows[0]['tolerance']:g} of {quality}"
     title = f"{removable(rows[0]['heads_removed'], int(rows[0]['heads_total']), tables)} {within}"
     parts = [
@@ -187,6 +192,7 @@ def accuracy_curves(tables: Tables) -> Plot:
     caption = (
         f"{quality.capitalize()} on the report split without the {units} that each score ranks lowest. Bars"
         " are 95 % intervals over examples. Dashed with open marks: the same removed, and what is left recovered."
+        f" Rings: the most that loses at most {rows[0]['tolerance']:g} on the choose split."
     )
     if KIND in tables["pruning"]:
         caption += (

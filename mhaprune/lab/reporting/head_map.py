@@ -38,6 +38,8 @@ class Verdict(NamedTuple):
     """True if the removable heads were removed together; False if each of them was judged alone."""
     tables: tuple[str, ...] = ()
     """The names of the tables that it was made from."""
+    unit: str = ""
+    """The unit of the loss in brackets, `" (nats)"`; empty if it has none."""
 
 
 class SmallMap(NamedTuple):
@@ -108,7 +110,7 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     """Draw a map of the model with a tile per head: dark if the head matters, empty if it can be removed, pale with a
     blue line if that is undecided. The line around an empty tile is dashed if all such heads were removed together,
     solid if each can be removed alone."""
-    heads, scorer, title, meaning, together, tables = verdict
+    heads, scorer, title, meaning, together, tables, unit = verdict
     heads = heads.assign(digits=["" if isnan(score) else amount(score) for score in heads["score"]])
     heads = heads.assign(**{kind: heads.get(kind, pd.Series(False, heads.index)) for kind in ("undecided", "faint")})
     rows = blocks_in(heads)
@@ -145,8 +147,12 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     stays = heads[heads["stays"] & ~heads["undecided"]]
     caption = meaning
     if scorer:
-        rise = "how much the loss rises without this head alone" if scorer == REFERENCE else f"its score by {scorer}"
-        caption += f" The number is {rise}, on the score split: the darker, the more."
+        rise = (
+            f"how much the loss rises{unit} if this one alone is closed"
+            if scorer == REFERENCE
+            else f"its score by {scorer}"
+        )
+        caption += f" The number is {rise}, on the score split: the darker the blue, the more."
         caption += " Below it stands what the head looks at, if that is clear." if named else ""
     can_go = "Can be removed" if together else "Cost next to nothing alone"
     gone = goes["name"] == REMOVED

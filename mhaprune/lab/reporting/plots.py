@@ -290,10 +290,14 @@ _HANDLES = WeakKeyDictionary[Legend, Sequence[Any]]()
 
 
 def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist], title: str = "") -> None:
-    """Draw a legend above all panels, in as many columns as fit the figure, below a title of the figure."""
+    """Draw a legend above all panels, in as many columns as fit the figure, below a title of the figure. The title of
+    an only panel becomes that of the figure."""
     handles = of.get_legend_handles_labels()[0] if isinstance(of, Axes) else list(of)
     if not handles:
         return
+    if isinstance(of, Axes) and not title and figure.axes == [of]:
+        title = " ".join(of.get_title().split())
+        of.set_title("")
     room = figure.bbox.width / figure.dpi  # inches
     labels = [wrapped(str(handle.get_label()), room - 1.0) for handle in handles]
     width = 0.6 + 0.085 * max(len(line) for label in labels for line in label.splitlines() or [""])

@@ -17,7 +17,7 @@ from mhaprune.lab.reporting.heat_map import MATTERS, MISSING, frame, heat_map
 from mhaprune.lab.reporting.plots import SIGNS, Plot, amount, needs, new_figure, number, wrapped
 from mhaprune.lab.reporting.sentences import quality_of, right
 from mhaprune.statistics.intervals import prunable, skewed_ends
-from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, Tables, loss_suffix
+from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, Tables, in_brackets, loss_suffix
 
 SPREAD = "spreads its attention evenly over all that it may look at"
 NAMED = 3
@@ -137,7 +137,9 @@ def head_map(tables: Tables) -> Verdict:
         " less. Both hold at 95 % confidence on the score split, for all tiles of a kind together. Pale tiles with"
         f" a blue line are undecided: their cost is too near to {within}, or differs too much between examples."
     )
-    return Verdict(heads, first["scorer"], title, meaning, together=False, tables=("looks", "heads"))
+    return Verdict(
+        heads, first["scorer"], title, meaning, together=False, tables=("looks", "heads"), unit=in_brackets(tables)
+    )
 
 
 def headline(tables: Tables) -> list[Number]:
