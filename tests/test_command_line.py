@@ -83,6 +83,7 @@ MISSPELT = [
     (["gate=none", "gate.scale=one"], "gate.scale=one: gate is not among the options chosen here, --help lists"),
     (["experiment=train", "experiment.tolerance=0"], "experiment.tolerance=0: no such key, allowed are examples"),
     (["exp=ablate"], "exp=ablate: no such key, did you mean experiment? allowed are"),
+    (["+experiment=ablate"], "+experiment: is set already, write experiment=NAME, without the +"),
     (["mdoel.num_heads=3"], "mdoel.num_heads=3: mdoel is not among the options chosen here, did you mean model?"),
     (["seed=${nope}"], "seed=${nope}: there is no setting nope, allowed are seed, device"),
 ]

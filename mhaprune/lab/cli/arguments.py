@@ -102,6 +102,8 @@ def composition_error(text: str, arguments: Sequence[str], composed: Callable[[]
         meant = hint.startswith("did you") or any(argument.startswith("plugins=") for argument in arguments)
         own = "; one of your own needs plugins=[PACKAGE]" if found[1] in EXTENDED and not meant else ""
         return f"{found[1]}={found[2]}: no such option, {hint}{own}"
+    if found := re.search(r"(\S+) appears more than once in the final defaults list", text):
+        return f"+{found[1]}: is set already, write {found[1]}=NAME, without the +"
     if found := re.search(r"Ambiguous value for argument '(.+?)'", text):
         key, _, values = found[1].partition("=")
         ways = f"a list stands in brackets, {key}=[{values}], and a text in quotes"

@@ -92,7 +92,7 @@ def present(
         },
         figures={plot.name: plot for plot in figures_of(type(experiment), tables)},
         functions=functions_of(type(experiment)),
-        sentences=[*experiment.say(tables), *if_poor(tables)],
+        sentences=[*if_poor(tables), *experiment.say(tables)],
         checks=findings.checks,
         files=findings.files,
         found=tables,
