@@ -47,7 +47,8 @@ def done(request: pytest.FixtureRequest, ran: Callable[[str], Path], shared: Pat
 def test_it_ends_in_sentences_that_the_tables_alone_give(done: Done) -> None:
     """And in the tables that words.yaml lists for it; every row says of which run it is, and every column has a
     meaning."""
-    assert (said := list(done.kind.say(done.tables)))
+    said = list(done.kind.say(done.tables))
+    assert said
     lines = [*if_poor(done.tables), *said]
     assert all(line.strip() == line and line and "\n" not in line and "nan" not in line.split() for line in lines)
     brief = [line for line in lines if not isinstance(line, Aside)]
