@@ -130,7 +130,9 @@ def _yours(heads: Heads, examples: int, rounds: int) -> str | None:
     split, words = heads.splits.report, {"": pd.DataFrame([heads.words])}
     batch = split.first(examples).converted(dense.device, dense.dtype)
     calls = {name: partial(each.predict, batch) for name, each in (("dense", dense), ("smaller", smaller))}
-    speed = speed_columns(in_turn(calls, rounds, clock=clock_for(dense.device)), "dense", "smaller")
+    speed = speed_columns(
+        in_turn(calls, rounds, device=dense.device, clock=clock_for(dense.device)), "dense", "smaller"
+    )
     row = worst_columns(measure(smaller, split), measure(dense, split), split)
     low, high = (quality_of(row[f"{QUALITY}{end}"], words) for end in ENDS[1:])
     return (
