@@ -47,6 +47,8 @@ class Step:
     """The names of the steps inside, if they are known, in their order."""
     left: Callable[[Sequence["Step"]], float | None] | None = None
     """A function that returns the seconds until the end, given the steps in progress, if more is known than counts."""
+    furthest: float = 0.0
+    """The largest share that the bar showed as finished. An estimate may fall, a bar does not."""
     took: dict[str, float] = field(default_factory=dict)
     """The seconds that each finished part took."""
 
@@ -148,7 +150,7 @@ def _show(steps: Sequence[Step], label: str, to: TextIO, bar: tqdm | None) -> No
     if bar is None:
         print(line(steps, label), file=to, flush=True)
     else:
-        bar.n = max(bar.n, share) if (share := _share(steps)) else 0.0
+        steps[0].furthest = bar.n = max(steps[0].furthest, finished(steps))
         bar.set_description_str(line(steps, label, (bar.ncols or 120) - BAR_WIDTH))
 
 
@@ -163,8 +165,7 @@ def line(steps: Sequence[Step], label: str = "", width: int | None = None) -> st
         first += f", step {place + 1} of {len(outer.parts)}"
     if (left := seconds_left(steps)) is not None:
         first += f", about {duration(left)} left"
-        if outer.parts:
-            first += " in all" if outer.left else " in this step"
+        first += " in all" if outer.left else "" if outer.total else " in this step"
     words = [label, first] if label else [first]
     said = {outer.what}
     for step in inside:
@@ -214,7 +215,7 @@ def share_of(steps: Sequence[Step]) -> float:
     return min(1.0, (step.done - step.before + share_of(steps[place + 1 :])) / to_do) if to_do > 0 else 1.0
 
 
-def _share(steps: Sequence[Step]) -> float:
+def finished(steps: Sequence[Step]) -> float:
     """Return the finished share (0 to 1) of the outermost step, for the bar: by time, or by its parts, or by counts."""
     outer, place = steps[0], part_of(steps)
     if outer.left is not None and (left := outer.left(steps)) is not None:

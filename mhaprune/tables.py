@@ -130,8 +130,9 @@ def quality_name(tables: Tables) -> str:
     return _named_by(QUALITY_NAME, tables) or "exact match"
 
 
-def is_share(quality: str) -> bool:
-    """Return whether a quality of this name is a share of answers, which is written in percent: a cosine is none."""
+def in_percent(quality: str) -> bool:
+    """Return whether a quality of this name is a share of answers, to be written in percent. A cosine is none, and of
+    an unknown name it is not known."""
     return bool({"accuracy", "match", "agreement", "right"} & {*quality.split()})
 
 

@@ -50,7 +50,7 @@ def of_draw(draw: int, cache: str) -> pd.DataFrame:
     read = Smollm2(score=scored, choose=14, report=judged, draw=draw).read(None, "skills", cache)
     loss, quality = read.objective
     pairs = [*combinations([skill for skill in SKILLS if skill != PROSE], 2)]
-    hidden = pairs[draw * 4 % len(pairs)]  # 4 and 15 have no common factor, so neighbours share no skill more than once
+    hidden = pairs[draw * 4 % len(pairs)]  # 4 and 15 have no common factor: all pairs come
     listed = {skill: batches for skill, batches in read.splits["score"].items() if skill not in hidden}
 
     def wrapped(score: Any) -> Any:

@@ -95,7 +95,7 @@ def test_the_time_left_is_that_of_the_outermost_step_that_counts_by_its_finished
         clock.now += 12
         for masks.done, left in ((3, None), (4, pytest.approx(108))):  # less than a tenth says little
             assert clock.left() == left
-        assert line(list(under_way)) == "ablation, about 2 min left: batches 1 of 4: masks 5 of 10"
+        assert line(list(under_way)) == "ablation, about 2 min left in this step: batches 1 of 4: masks 5 of 10"
         batches.done, masks.done = 2, 0
         assert clock.left() == pytest.approx(12)
     with doing("ablation"), doing("prove"):
@@ -159,7 +159,11 @@ def test_the_next_run_knows_how_long_its_steps_take(tmp_path: Path, clock: Clock
         assert run((0.5, 5), cache) == [None, pytest.approx(5)], (
             "the model came from a cache; half of the score is left"
         )
-        assert run((20, 2), cache) == [pytest.approx(5), pytest.approx(3)], "both are as before"
+        assert run((20, 5), cache)[0] == pytest.approx(5), "a time falls by half at most, so the model has 10 s"
+        assert run((0.5, 0.5), cache)[1] == pytest.approx(4.5), "and rises at once"
+        with timed("ablate on sort", ("model", "score"), cache=cache), doing("model"):
+            clock.now += 2
+            assert clock.left() == pytest.approx(8 + 2.5), "half of what both took before the cache was there"
     (tmp_path / "clock.json").write_text("[1, 2]")
     assert run((20, 10), tmp_path) == [None, None], "a file that is not ours"
 
@@ -221,11 +225,23 @@ def test_at_a_terminal_there_is_one_bar_that_is_gone_at_the_end() -> None:
         for _ in track(range(5), "prune", name=lambda i: f"plan {i}"):
             time.sleep(0.08)
     shares = [int(share) for share in re.findall(r"(\d+)%", to.getvalue())]
-    assert "ablate on sort, about 5 s left: prune 4 of 5, plan 3" in to.getvalue()
+    assert "ablate on sort, about 5 s left in this step: prune 4 of 5, plan 3" in to.getvalue()
     assert shares == sorted(shares)
     assert shares[-1] > 50
     assert "\n" not in to.getvalue()
     assert to.getvalue().rpartition("\r")[0].rpartition("\r")[2].strip() == "", "the bar is wiped out"
+
+
+@pytest.mark.usefixtures("often")
+def test_each_step_has_its_bar_from_the_beginning() -> None:
+    to = Terminal()
+    with shown("", to):
+        for name, count in (("first", 6), ("second", 30)):
+            for _ in track(range(count), name):
+                time.sleep(0.06)
+    shares = [int(share) for share in re.findall(r"(\d+)%[^%]*second", to.getvalue())]
+    assert shares[0] < 30
+    assert shares == sorted(shares)
 
 
 def at_a_terminal(*arguments: str) -> tuple[int, str]:

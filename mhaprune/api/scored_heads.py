@@ -13,27 +13,30 @@ import pandas as pd
 from torch import nn
 
 from mhaprune.heads import HeadMask
-from mhaprune.saving.folders import tell
+from mhaprune.saving.folders import make_plain
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.wrapping.build import ModelWithData
-from mhaprune.wrapping.wrapped_model import WrappedModel
 
 
 @dataclass
 class Promised:
-    """The promises of speed for the units of one model, and the times that the costs of units come from."""
+    """What is known of pruned copies of one model: promises of speed, trainings, the last copy, and the times that the
+    costs of units come from."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     """See `Heads.promises`."""
     curves: list[pd.DataFrame] = field(default_factory=list)
     """The histories of trainings, see `Heads.trainings`."""
-    pruned: tuple[ref[nn.Module], HeadMask, str] | None = None
-    """The last model that lost heads, while somebody holds it; the mask, and how it was recovered."""
+    pruned: ref[nn.Module] | None = None
+    """The model that was handed out last, while somebody holds it."""
     warned: bool = False
     """Whether it was said that all examples are of one kind."""
     times: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The milliseconds without half of the units of a site, and the sites that save less time than timing varies, by
     what decides them."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"pruned": None}
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -49,11 +52,11 @@ class ScoredHeads(ModelWithData):
     def promised(self) -> Promised:
         return Promised()
 
-    def noted(self, smaller: WrappedModel, mask: HeadMask, done: Sequence[str]) -> WrappedModel:
-        """Return the smaller model, which now has a note of what it lost, and is known as the last one pruned."""
-        tell(self.subject, smaller, mask, done)
-        self.promised.pruned = ref(smaller.model), mask, ", then ".join(done)
-        return smaller
+    def handed_out(self, model: nn.Module) -> nn.Module:
+        """Return a pruned model as the user gets it, and remember it as the last one."""
+        make_plain(model)
+        self.promised.pruned = ref(model)
+        return model
 
     @abstractmethod
     def units(self, unit: Any) -> ScoredHeads:

@@ -38,7 +38,7 @@ from mhaprune.progress import shown, track
 from mhaprune.proofs.block_by_block import gross_difference
 from mhaprune.pruning.plans import removed_names
 from mhaprune.pruning.pruned import EquivalenceCheck
-from mhaprune.saving.folders import make_plain
+from mhaprune.saving.folders import tell
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.profiles import profile
@@ -300,8 +300,7 @@ class Heads(ScoredHeads):
             model = self._without(self.mask(keep, by, **how), after, copy).model
         else:
             model = self.without(mask, refit, fine_tune, copy, distil, minutes).model
-        make_plain(model)
-        return model
+        return self.handed_out(model)
 
     @contextmanager
     def closed(self, mask: Any) -> Iterator[nn.Module]:
@@ -394,7 +393,8 @@ class Heads(ScoredHeads):
             apart = partial(gross_difference, self.subject, smaller, one)
             prove_removal(EquivalenceCheck(self.subject, one, apart), mask)
         smaller = recovered(self, smaller, steps)
-        return self.noted(smaller, mask, [step.done for step in steps])
+        tell(self.subject, smaller, mask, [step.done for step in steps])
+        return smaller
 
     @checked
     @shown()

@@ -36,6 +36,27 @@ def test_a_recovery_is_drawn_beside_the_curve_of_its_scorer() -> None:
     np.testing.assert_allclose(np.asarray(after.get_ydata(), dtype=float), 0.9)
 
 
+def test_if_only_a_recovery_helps_it_comes_first() -> None:
+    """In sentences, in numbers, and in the map; the quality has its own unit."""
+    tables = {**all_tables(), "pruning": all_tables()["pruning"].assign(quality_name="similarity")}
+    hurts = (tables["heads"]["scorer"] == "ablation") & (tables["heads"]["head"] == 2)
+    tables["heads"] = tables["heads"].assign(score=tables["heads"]["score"].mask(hurts, -50.0))
+    after = tables["summary"].iloc[[1]].assign(recovery="refit")
+    plain = tables["summary"].assign(heads_removed=0, removed="")
+    tables["summary"] = pd.concat([plain, after], ignore_index=True).assign(removed="cross.0.0 cross.0.2")
+    sentences, numbers = list(Ablate.say(tables)), Ablate.headline(tables)
+    assert sentences[0] == "2 of 24 heads can be removed after refit: similarity is still 0.993 (1.000 with all heads)."
+    [without] = [each for each in sentences if each.startswith("Without refit none of")]
+    assert without.endswith("can be removed within 0.01 of the whole model's similarity (1.000).")
+    assert [each.after for each in numbers] == ["refit"] * 3 + [""] * 3
+    assert (numbers[0].large, numbers[1].large) == ("2 of 24", "0.993")
+    verdict = Ablate.head_map(tables)
+    assert verdict is not None
+    assert verdict.title == "2 of 4 heads removed, then refit: similarity is 0.993"
+    assert verdict.heads["stays"].tolist() == [True, True, False, False]
+    assert verdict.heads["faint"].tolist() == [True, False, False, False], "one score is 0, and one is surely below"
+
+
 def test_every_head_stands_at_its_cost_and_its_rank_by_another_score() -> None:
     """A score that is equal for all heads has no rank correlation, and the figure says so: never `nan`."""
     tables = all_tables()

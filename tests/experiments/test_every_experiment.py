@@ -70,6 +70,7 @@ def test_it_ends_in_sentences_that_the_tables_alone_give(done: Done) -> None:
 
 def test_its_progress_line_counts_its_steps(done: Done) -> None:
     assert read_status(done.folder)["steps"] == list(done.kind.steps)
+    assert len(done.kind.seconds) == len(done.kind.steps), "by which the first run tells the time left"
 
 
 def test_every_figure_has_something_to_draw_and_a_name_of_its_own(done: Done) -> None:

@@ -125,7 +125,7 @@ def test_of_a_model_without_answers_quality_and_loss_are_said() -> None:
     tables["closed"] = tables["closed"].drop(columns="answer").assign(quality=0.5, open_quality=1.0, loss_rise=0.25)
     tables["examples"] = tables["examples"][["example", "source"]]
     [example] = view(tables, verdict())["examples"]
-    words = "exact match 0.500 instead of 1.000, the loss changes by 0.2500 nats"
+    words = "exact match 50.0 % instead of 100.0 %, the loss changes by 0.2500 nats"
     assert example["without"]["decoder_self.0.1"] == {"words": words}
 
 

@@ -1,6 +1,7 @@
 """`mhaprune.wrap` as a user meets it."""
 
 import gc
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mhaprune import losses, progress
 from mhaprune.api.timing import generating
 from mhaprune.api.wrap import Heads, wrap
 from mhaprune.heads import HeadMask
+from mhaprune.lab.reporting.sentences import Aside
 from mhaprune.measure.outcomes import measure
 from mhaprune.pruning.plans import Search
 from mhaprune.recoveries.refitting import refit, show
@@ -119,11 +121,20 @@ def test_a_report_tells_of_the_model_that_was_pruned_last_as_long_as_it_is_held(
     assert "Your model" not in " ".join(heads.report(**once).sentences)
     mask = heads.mask(keep=5, by="random")
     quality = heads.evaluate(mask)["quality"].iloc[1]
-    small = heads.prune(mask=mask)
-    [said] = [each for each in heads.report(**once).sentences if each.startswith("Your model")]
+    small: Any = heads.prune(mask=mask)
+    sentences = heads.report(**once).sentences
+    [at] = [at for at, each in enumerate(sentences) if each.startswith("Your model")]
+    assert not any(isinstance(each, Aside) for each in sentences[:at])
+    assert all(isinstance(each, Aside) for each in sentences[at + 1 : at + 2])
     share = f"{round(100 * quality, 1):g} %"
-    assert said.startswith(f"Your model, pruned last, has lost 3 of 8 heads: accuracy is {share} (95 % interval")
-    assert "A forward pass is then" in said
+    assert sentences[at].startswith(f"Your model, pruned last, has lost 3 of 8 heads: accuracy is {share} (95 % interv")
+    assert "A forward pass of 6 examples is then" in sentences[at]
+    small.output = nn.Linear(1, 1)  # what the user does with it is no fault of the report
+    assert "Your model" not in " ".join(heads.report(**once).sentences)
+    pickle.dumps(heads.promised)
+    small = heads.prune(within=1.0, by="random", refit=True)
+    [said] = [each for each in heads.report(**once).sentences if each.startswith("Your model")]
+    assert ", then refitted: accuracy is" in said, "of all that were tried, the one that was handed out"
     del small
     gc.collect()
     assert "Your model" not in " ".join(heads.report(**once).sentences)

@@ -4,6 +4,7 @@ They stand beside the command line, because both put experiments to work."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,13 +17,12 @@ import pandas as pd
 from mhaprune.api.choosing import sparing
 from mhaprune.api.parsing import named_scorers, two_examples
 from mhaprune.api.wrap import Heads
-from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
 from mhaprune.lab.experiments.ablate import Ablate
 from mhaprune.lab.experiments.examples import close_each, text_tables
 from mhaprune.lab.experiments.results import Results, present
 from mhaprune.lab.reporting.head_map import SmallMap, thumbnail
-from mhaprune.lab.reporting.sentences import as_fast, quality_of, right
+from mhaprune.lab.reporting.sentences import Aside, as_fast, quality_of, right
 from mhaprune.lab.runs.clock import timed
 from mhaprune.lab.runs.run import MODEL, SHOW
 from mhaprune.lab.sources.pretrained import tokens_of
@@ -31,11 +31,15 @@ from mhaprune.measure.outcomes import measure
 from mhaprune.measure.times import clock_for, in_turn, speed_columns
 from mhaprune.progress import doing
 from mhaprune.recoveries.refit import Refit
+from mhaprune.saving.model_card import LOST
 from mhaprune.schedules.budgets import is_share
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
+from mhaprune.settings.refusals import one_line
 from mhaprune.storage.store import write_bytes
-from mhaprune.tables import ENDS, QUALITY
+from mhaprune.tables import DENSE, DENSE_AGAIN, ENDS, QUALITY
+
+log = logging.getLogger(__name__)
 
 
 def small_page(heads: Heads) -> str:
@@ -93,14 +97,13 @@ def report(
             with doing(TOUCH):
                 findings.tables.update(text_tables(study, range(len(texts)), close_each(study.subject, texts)))
         with doing(SHOW):
-            yours = _yours(heads, experiment.latency_batch, experiment.latency_rounds)
+            yours = sentence_of_pruned(heads, experiment.latency_batch, experiment.latency_rounds)
             results = present(experiment, study, findings, title)
-    if yours is not None:
-        words = results.sentences
-        at = next((i for i, each in enumerate(words) if hasattr(each, "aside")), len(words))
-        results = replace(results, sentences=[*words[:at], yours, *words[at:]])
     then = "`heads.prune(mask=...)` removes heads for real, and `mhaprune.save` writes what is left."
     first, sentences = results.first._replace(then=then), list(results.sentences)
+    if yours is not None:
+        asides = (at for at, each in enumerate(sentences) if isinstance(each, Aside))
+        sentences.insert(next(asides, len(sentences)), yours)
     if (window := heads.subject.window) is not None:
         seen = f"the first {window[0]} tokens and the last {window[1]}"
         units = heads.subject.counted
@@ -121,24 +124,31 @@ def report(
     return results
 
 
-def _yours(heads: Heads, examples: int, rounds: int) -> str | None:
-    """Return a sentence about the model that the user pruned last; None if nobody holds it any more."""
-    model, mask, done = heads.promised.pruned or (lambda: None, HeadMask(heads.grid), "")
-    if (found := model()) is None or not mask.removed or heads.subject.runtime != "torch":
+def sentence_of_pruned(heads: Heads, examples: int, rounds: int) -> str | None:
+    """Return a sentence about the model that the user pruned last; None if nobody holds it any more, or if it cannot be
+    measured as it is now."""
+    found = heads.promised.pruned and heads.promised.pruned()
+    lost = vars(found).get(LOST) if found is not None else None
+    if not lost or heads.subject.runtime != "torch":
         return None
-    dense, smaller = heads.subject, heads.subject.changed(model=found)
-    split, words = heads.splits.report, {"": pd.DataFrame([heads.words])}
+    dense, smaller, split = heads.subject, heads.subject.changed(model=found), heads.splits.report
     batch = split.first(examples).converted(dense.device, dense.dtype)
-    calls = {name: partial(each.predict, batch) for name, each in (("dense", dense), ("smaller", smaller))}
-    speed = speed_columns(
-        in_turn(calls, rounds, device=dense.device, clock=clock_for(dense.device)), "dense", "smaller"
-    )
-    row = worst_columns(measure(smaller, split), measure(dense, split), split)
+    try:
+        calls = {name: partial(dense.predict, batch) for name in (DENSE, DENSE_AGAIN)}
+        calls["smaller"] = partial(smaller.predict, batch)
+        times = in_turn(calls, rounds, device=dense.device, clock=clock_for(dense.device))
+        row = worst_columns(measure(smaller, split), measure(dense, split), split)
+    except Exception as error:  # it is the user's, who may have changed or moved it
+        log.warning("the model that was pruned last cannot be measured as it is now: %s", one_line(error))
+        return None
+    speed = {"scorer": DENSE_AGAIN, "timed_examples": len(batch), **speed_columns(times, DENSE, DENSE_AGAIN)}
+    words = {"latency": pd.DataFrame([speed | heads.words])}
     low, high = (quality_of(row[f"{QUALITY}{end}"], words) for end in ENDS[1:])
+    what, *then = lost[-1].split(", then ")
     return (
-        f"Your model, pruned last, has lost {len(mask.removed)} of {len(mask.grid)} {dense.counted}"
-        f"{f', then {done}' if done else ''}: {right(row[QUALITY], words)} (95 % interval {low} to {high})."
-        f" {as_fast(speed, words)}"
+        f"Your model, pruned last, {'has lost' if dense.window is None else 'streams'} {what.partition(':')[0]}"
+        f"{''.join(f', then {each}' for each in then)}: {right(row[QUALITY], words)} (95 % interval {low} to {high})."
+        f" {as_fast(speed_columns(times, DENSE, 'smaller'), words)}"
     )
 
 

@@ -52,6 +52,7 @@ from mhaprune.tables import (
     candidates,
     head_names,
     in_brackets,
+    in_percent,
     named,
     quality_name,
     repeated_draws,
@@ -81,9 +82,11 @@ def say_ablation(tables: Tables) -> Iterator[str]:
         yield as_fast(first, tables)
     if not best["heads_removed"]:
         without = removable(0, total, tables)
+        if first is not best:
+            without = f"Without {first['recovery']} {without[0].lower()}{without[1:]}"
         yield (
-            f"{without if first is best else f'Without it {without[0].lower()}{without[1:]}'} can be removed within"
-            f" {best['tolerance']:g} of the whole model's {quality_name(tables)} ({quality_of(dense, tables)})."
+            f"{without} can be removed within {best['tolerance']:g} of the whole model's {quality_name(tables)}"
+            f" ({quality_of(dense, tables)})."
         )
     for row in others:
         if row is not best and row["heads_removed"]:
@@ -135,7 +138,7 @@ def map_of_heads(tables: Tables) -> Verdict:
     if not gone:
         title = f"{removable(0, len(heads), tables)} can be removed"
     low_N, high_N = skewed_ends(rows.reindex(columns=MOMENTS).to_numpy(dtype=float).T)
-    heads["faint"] = (low_N <= 0) & (high_N >= 0)
+    heads["faint"] = ((low_N <= 0) & (high_N >= 0)) | (heads["score"] == 0)  # of equal scores there is no interval
     meaning = f"Dashed tiles are {units} that were removed together, as chosen by {best['scorer']}; the others stay."
     if heads.loc[heads["stays"], "faint"].any():
         meaning += " Grey tiles are within their 95 % interval of 0."
@@ -175,7 +178,7 @@ def accuracy_curves(tables: Tables) -> Plot:
         label = "the most within the tolerance"
         axes.plot(*chosen, "o", color="black", markersize=14, markerfacecolor="none", label=label)
     axes.set(xlabel=f"{unit_name(tables)} removed, of {int(pruning['heads_total'].max())}", ylabel=quality)
-    if pruning[QUALITY].between(0, 1).all():  # a share
+    if in_percent(quality):
         axes.set_ylim(-0.03, 1.03)
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
     within = f"can be removed within {rows[0]['tolerance']:g} of {quality}"

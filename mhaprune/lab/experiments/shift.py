@@ -18,7 +18,7 @@ from mhaprune.measure.outcomes import BATCH_SIZE, measure
 from mhaprune.progress import doing
 from mhaprune.subject import Subject
 from mhaprune.subjects.batches import LABELS
-from mhaprune.tables import DENSE, NOTHING, QUALITY, USUAL, Tables, is_share, quality_name, unit_name
+from mhaprune.tables import DENSE, NOTHING, QUALITY, USUAL, Tables, in_percent, quality_name, unit_name
 
 MOST_LABELS = 30
 """Largest number of labels that are groups."""
@@ -152,7 +152,7 @@ def shift_quality(tables: Tables) -> Plot | None:
     axes.set_ylim(len(kinds) - 0.5, -0.5)
     worst = table.loc[table["drop"].idxmax()]
     lost = f"{plots.number(worst['drop'], 3)} of {quality_name(tables)}"
-    if is_share(quality_name(tables)):
+    if in_percent(quality_name(tables)):
         axes.set_xlim(-0.03, 1.03)
         lost = f"{plots.number(100 * worst['drop'], 1)} points"
     axes.set_xlabel(quality_name(tables))

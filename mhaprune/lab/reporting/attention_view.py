@@ -118,4 +118,5 @@ def _without(row: dict[str, Any], tables: Tables) -> dict[str, str]:
         words = f"{right(row[QUALITY], tables)} ({quality_of(row['open_quality'], tables)} with all heads)"
         return {"answer": row["answer"], "words": words}
     change = f"the loss changes by {number(row[LOSS_RISE], 4)}{loss_suffix(tables)}"
-    return {"words": f"{quality_name(tables)} {row[QUALITY]:.3f} instead of {row['open_quality']:.3f}, {change}"}
+    now, before = (quality_of(row[name], tables) for name in (QUALITY, "open_quality"))
+    return {"words": f"{quality_name(tables)} {now} instead of {before}, {change}"}

@@ -15,7 +15,7 @@ from mhaprune.lab.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_a
 from mhaprune.lab.reporting.sentences import share
 from mhaprune.lab.reporting.settings import ALL_RUNS, Setting
 from mhaprune.statistics.intervals import LEAST_RUNS, prediction_interval, student_interval
-from mhaprune.tables import LABEL, is_share
+from mhaprune.tables import LABEL, in_percent
 
 MOST_ROWS = 6
 """Largest number of rows of panels in one figure."""
@@ -79,8 +79,9 @@ class Number(NamedTuple):
 
 def quality_number(what: str, value: float, whole: float = math.nan, after: str = "", beside: str = "") -> Number:
     """Return a quality as a `Number`, in percent if it is a share of answers."""
-    ends = (0.0, 1.0) if is_share(what) else (-math.inf, math.inf)
-    return Number(what, float(value), float(whole), after, *ends, beside, None if is_share(what) else 3)
+    share = in_percent(what) and 0 <= value <= 1
+    ends = (0.0, 1.0) if share else (-math.inf, math.inf)
+    return Number(what, float(value), float(whole), after, *ends, beside, None if share else 3)
 
 
 def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot | None:

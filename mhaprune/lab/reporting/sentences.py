@@ -7,7 +7,7 @@ import pandas as pd
 
 from mhaprune.lab.reporting.plots import number
 from mhaprune.statistics.intervals import student_interval
-from mhaprune.tables import DENSE_AGAIN, QUALITY, VALID_QUALITY, Tables, is_share, quality_name, timed_name
+from mhaprune.tables import DENSE_AGAIN, QUALITY, VALID_QUALITY, Tables, in_percent, quality_name, timed_name
 
 POOR = 0.8
 """A model with a lower quality is called poor."""
@@ -34,7 +34,7 @@ def share(value: float) -> str:
 
 def quality_of(value: float, tables: Tables) -> str:
     """Return a quality in its own unit: a share of answers in percent, others with three decimals."""
-    return share(value) if is_share(quality_name(tables)) else number(value, 3)
+    return share(value) if in_percent(quality_name(tables)) and 0 <= value <= 1 else number(value, 3)
 
 
 def right(value: float, tables: Tables, still: str = "") -> str:

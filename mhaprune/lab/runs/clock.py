@@ -30,8 +30,8 @@ def timed(title: str, steps: Sequence[str], seconds: Sequence[float] = (), cache
     usual = dict(zip(steps, seconds, strict=False)) | before
     with doing(title, parts=steps, left=partial(left_in_all, usual) if usual else None) as step:
         yield
-    # What came from the cache this time may have to be made the next time.
-    took = {what: round(spent, 3) for what, spent in step.took.items() if spent > before.get(what, 0.0) / UNLIKE}
+    # What came from the cache this time may have to be made the next time, so a time falls by half at most.
+    took = {what: round(max(spent, usual.get(what, 0.0) / 2), 3) for what, spent in step.took.items()}
     clock = _read(cache) | {title: before | took}
     if cache is None:
         _in_memory.update(clock)
@@ -51,9 +51,9 @@ def _read(cache: Path | None) -> Clock:
 
 
 def left_in_all(usual_seconds: Mapping[str, float], steps: Sequence[Step]) -> float | None:
-    """Return the seconds until the outermost step ends: what is left of the present part, by its own count if it has
-    one, and the usual time of the parts after it, times how much slower than usual this
-    run is. None between parts. `usual_seconds` are those of each part."""
+    """Return the seconds until the outermost step ends; None between its parts. They are what is left of the present
+    part, by its own count if it has one, and the `usual_seconds` of the parts after it, times how much slower than
+    usual this run is."""
     outer, place = steps[0], part_of(steps)
     if place is None:
         return None

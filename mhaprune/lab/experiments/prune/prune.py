@@ -50,6 +50,7 @@ class Prune(HeadBudgets, WithinTolerance):
     question = "How few heads are enough?"
     then = "`model_file=` with a file of `models/` in this folder studies a pruned model with any experiment."
     steps = ("model", "prune and recover", "controls", "time", "other examples", "prove", "figures and page")
+    seconds = (17, 90, 500, 2, 4, 0.1, 1)
     figures = (report.recovery_curves, report.worth, shift_quality, appendix(training_curve))
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)

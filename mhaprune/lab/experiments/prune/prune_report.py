@@ -29,6 +29,7 @@ from mhaprune.tables import (
     block_order,
     by_block,
     head_names,
+    in_percent,
     quality_name,
     timed_name,
     unit_name,
@@ -110,7 +111,7 @@ def head_map(tables: Tables) -> Verdict:
         title += f" after {best['recovery']}"
     if not best["heads_removed"]:
         title = f"{removable(0, len(heads), tables)} can be removed"
-    meaning = "Dashed tiles are heads that were removed together; blue ones stay."
+    meaning = "Dashed tiles are heads that were removed together; the others stay."
     return Verdict(heads, "", title, meaning, tables=("smallest",))
 
 
@@ -148,7 +149,9 @@ def recovery_curves(tables: Tables) -> Plot:
             x = curve["heads_removed"] + 0.008 * total * (i - (len(names) - 1) / 2)
             label = "no recovery" if name == NOTHING else name
             plots.draw_curve(axes, curve.assign(x=x), "x", label=label, **plots.line_style(i))
-        axes.set(title=wrapped(way, size[0] - 0.2), ylim=(-0.03, 1.03), xticks=sorted(table["heads_removed"].unique()))
+        axes.set(title=wrapped(way, size[0] - 0.2), xticks=sorted(table["heads_removed"].unique()))
+        if in_percent(quality_name(tables)):
+            axes.set_ylim(-0.03, 1.03)
     parts = ", ".join(words for words, _ in _by_recovery(tables))
     within = f"within {tables['smallest']['tolerance'].iloc[0]:g} of {quality_name(tables)}"
     handles = {each.get_label(): each for axes in grid for each in axes.get_legend_handles_labels()[0]}
@@ -190,7 +193,7 @@ def worth(tables: Tables) -> Plot | None:
         look = {**plots.line_style(i), "markersize": 5, "label": f"{label}{cost}"}
         axes.plot(best["speedup"], best[QUALITY], **look)
     axes.set(xlabel=f"times as fast ({timed_name(tables)})", ylabel=quality_name(tables))
-    if table[QUALITY].between(0, 1).all():
+    if in_percent(quality_name(tables)):
         axes.set_ylim(-0.03, 1.03)
     plots.legend_above(figure, axes, f"With {int(fewest)} heads left: {', '.join(reached)}")
     caption = (
