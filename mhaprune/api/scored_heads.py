@@ -20,8 +20,8 @@ from mhaprune.wrapping.build import ModelWithData
 
 @dataclass
 class Promised:
-    """Notes on the pruned copies of one model: promises of speed, trainings, the last copy, and the times that the costs
-    of units come from."""
+    """Notes on the pruned copies of one model: promises of speed, trainings, the last copy, and the times that
+    the costs of units come from."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     """See `Heads.promises`."""
