@@ -144,9 +144,12 @@ def called(model: Any, batch: Any) -> Any:
 
 
 def contrast(output: Any, batch: Any) -> Tensor:
-    """The logit of the wrong word minus that of the right one, (B,)."""
+    """The logit of the wrong word minus that of the right one, (B,): the difference of their losses, so in nats."""
     rows, logits_BC = torch.arange(len(batch["right"])), precise(output["logits"])
     return logits_BC[rows, batch["wrong"]] - logits_BC[rows, batch["right"]]
+
+
+setattr(contrast, "unit", "nats")  # noqa: B010
 
 
 def right_word(output: Any, batch: Any) -> Tensor:

@@ -13,6 +13,8 @@ from mhaprune_models.rxnmapper import Rxnmapper
 from mhaprune_models.smollm2 import Pair, Smollm2
 from mhaprune_models.whisper import Whisper
 
+from mhaprune import losses
+
 
 class Words:
     """A tokenizer whose tokens are words."""
@@ -63,6 +65,7 @@ def test_texts_in_a_batch_are_padded_on_the_right_and_the_loss_reads_what_is_ask
     logits[0, 2, 1], logits[1, 3, 1] = 3.0, 2.0
     output = {"logits": logits[torch.arange(2), batch["attention_mask"].sum(dim=1) - 1]}
     assert smollm2.contrast(output, batch).tolist() == [-3.0, 2.0]
+    assert losses.unit_of(smollm2.contrast) == "nats"
     assert smollm2.right_word(output, batch).tolist() == [1.0, 0.0]
     labels = smollm2.batch_of([Pair([1, 2, 3, 1, 2, 3], [4, 5, 6, 1, 2, 3])], "repeats")["labels"]
     assert labels.tolist() == [[-100, -100, -100, -100, 2, 3]]

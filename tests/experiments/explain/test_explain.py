@@ -66,6 +66,10 @@ def test_everything_is_there_and_can_be_read(tables: Tables, plots: dict[str, Pl
     for words in (name, f"{best['score']:.3f} nats", share(best["quality"]), share(best["open_quality"])):
         assert words in " ".join(lines[:2]), "of the score split, as on the map"
     assert best["quality"] < best["open_quality"]
+    first, count = Explain.headline(tables)[0].beside, tables["looks"]["scored_examples"].iloc[0]
+    assert "less than 0.01 nats" in first
+    assert f", {count} examples" in first
+    assert f", {count} examples)" in lines[0]
 
 
 def test_the_heads_said_to_be_prunable_are_removed_for_its_proof(

@@ -90,6 +90,7 @@ class Explain(Experiment):
         closed = closed_table(subject.grid.heads, outcomes)
         dense_grid = study.whole_grid or subject.grid
         looks = head_summary(dense_grid, subject.grid, observed.looks, heads, closed, self.tolerance_nats)
+        looks["scored_examples"] = len(study.splits.score)
         idle = HeadMask(subject.grid).without(*named(looks[looks["prunable"] & ~looks["removed"]]))
         looks["without_prunable"] = float(measure(subject, examples, idle.gates(examples.device)).quality.mean())
         equivalence = EquivalenceCheck(subject, study.splits.proof)

@@ -51,7 +51,7 @@ def say(tables: Tables) -> Iterator[str]:
     low, high = (quality_of(best[f"quality_{end}"], tables) for end in ("low", "high"))
     yield (
         f"{HeadId(*best[HEAD])} matters most of {len(looks)} heads by {best['scorer']}: without it the loss on the"
-        f" score split rises by {rises[0]}{unit} (95 % interval {rises[1]} to {rises[2]})."
+        f" score split rises by {rises[0]}{unit} (95 % interval {rises[1]} to {rises[2]}{on_examples(looks)})."
     )
     yield (
         f"Then {right(best[QUALITY], tables)} on the report split (95 % interval {low} to {high};"
@@ -80,6 +80,11 @@ def say(tables: Tables) -> Iterator[str]:
             line += f"; of {example['example']} it makes {said}"
         yield f"{line}."
     yield from alignment_sentences(tables)
+
+
+def on_examples(looks: pd.DataFrame) -> str:
+    """Return the number of examples on which heads were closed, to stand after an interval; older runs do not say it."""
+    return f", {looks['scored_examples'].iloc[0]} examples" if "scored_examples" in looks else ""
 
 
 def costs_of(looks: pd.DataFrame, tables: Tables) -> np.ndarray:
@@ -145,7 +150,8 @@ def head_map(tables: Tables) -> Verdict:
 def headline(tables: Tables) -> list[Number]:
     """Return the number of prunable heads. Each of them is prunable alone, not all together."""
     looks = tables["looks"].query("not removed")
-    beside = f"each costs less than {looks['tolerance'].iloc[0]:g}{loss_suffix(tables)}, at 95 % confidence"
+    less = f"{looks['tolerance'].iloc[0]:g}{loss_suffix(tables)}"
+    beside = f"the loss rises by less than {less} without it, at 95 % confidence{on_examples(looks)}"
     count, what = float(looks["prunable"].sum()), "heads that can be closed one at a time"
     return [Number(what, count, len(looks), "", 0.0, len(looks), beside)]
 
