@@ -83,7 +83,7 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def on_examples(looks: pd.DataFrame) -> str:
-    """Return the number of examples on which heads were closed, to stand after an interval; older runs do not say it."""
+    """Return how many examples the score split has, to stand after an interval; older runs do not say it."""
     return f", {looks['scored_examples'].iloc[0]} examples" if "scored_examples" in looks else ""
 
 
