@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mhaprune.api.budget import Budget
     from mhaprune.api.exporting import export
     from mhaprune.api.saved import load, save
+    from mhaprune.api.verifying import verify
     from mhaprune.api.wrap import Heads, wrap
     from mhaprune.attention.layer import MultiHeadAttention
     from mhaprune.heads import HeadMask
@@ -28,6 +29,7 @@ _HOME = {
     "study": "lab.cli.python",
     "load": "api.saved",
     "save": "api.saved",
+    "verify": "api.verifying",
     "export": "api.exporting",
     "wrap": "api.wrap",
     "Heads": "api.wrap",
@@ -39,7 +41,7 @@ _HOME = {
 }
 
 __all__ = ["AttentionBlock", "Budget", "HeadMask", "Heads", "MultiHeadAttention", "Rows", "export", "load", "losses"]
-__all__ += ["run", "save", "study", "wrap"]
+__all__ += ["run", "save", "study", "verify", "wrap"]
 
 
 def __dir__() -> list[str]:

@@ -115,6 +115,12 @@ def by_block(heads: Iterable[HeadId]) -> str:
     return ", ".join(f"{block}: {words}" for block, words in lists.items())
 
 
+def told(frame: pd.DataFrame, **names: str) -> pd.DataFrame:
+    """Return a table that knows, in `attrs`, what its columns are called elsewhere."""
+    frame.attrs |= names
+    return frame
+
+
 def named(heads: pd.DataFrame) -> list[HeadId]:
     """Return the head of each row of a table, in the order of the rows."""
     return [HeadId(str(site), int(layer), int(head)) for site, layer, head in heads[HEAD].itertuples(index=False)]

@@ -162,7 +162,7 @@ def test_the_example_runs(name: str, here: Path, monkeypatch: pytest.MonkeyPatch
         pytest.skip("pip install -e '.[hf]'")
     model, made = classifier(), batches(4)
     given = {"mhaprune": mhaprune, "torch": torch, "losses": losses, "model": model, "batches": made}
-    if name.startswith("Heads.") or name in ("Budget", "export", "save"):
+    if name.startswith("Heads.") or name in ("Budget", "export", "save", "verify"):
         given["heads"] = mhaprune.wrap(model, losses.classification, score=made, choose=made, report=made)
     if name == "Heads.profile":
         kinds: Any = {"short": made[:2], "long": made[2:]}

@@ -45,11 +45,19 @@ def load(
 
 
 @checked
-def save(model: nn.Module, path: str | Path, tokenizer: Any = None, table: pd.DataFrame | None = None) -> None:
+def save(
+    model: nn.Module,
+    path: str | Path,
+    tokenizer: Any = None,
+    table: pd.DataFrame | None = None,
+    about: dict[str, Any] | None = None,
+) -> None:
     """Write a pruned model into a folder that `load` reads, and its tokenizer or processor, if you give it.
 
     The README of the folder, unless it has another one, is a model card: it says what was removed, and how to read the
-    folder. It shows `table`, for example that of `Heads.evaluate`.
+    folder. It shows `table`, for example that of `Heads.evaluate`, which `verify` measures again. It begins with what
+    a hub of models reads: the base model and the licence, where they are known, the row of the table that is of this
+    model, and `about`, for example `{"license": "mit"}`.
 
     A model of transformers is also read without mhaprune: `AutoModelFor....from_pretrained(path,
     trust_remote_code=True)`. A SentenceTransformer is read by its own class, adapters of peft are merged. Of any other
@@ -63,7 +71,7 @@ def save(model: nn.Module, path: str | Path, tokenizer: Any = None, table: pd.Da
     [3, 4]
     """
     with naming_full_disk(path):
-        save_folder(model, path, tokenizer, table)
+        save_folder(model, path, tokenizer, table, about)
 
 
 def __getattr__(name: str) -> Any:

@@ -31,7 +31,7 @@ from mhaprune.data import SPLITS
 from mhaprune.heads import HeadMask
 from mhaprune.hooks.blocks import AttentionBlock, Block
 from mhaprune.hooks.eval_mode import eager
-from mhaprune.losses import Judge
+from mhaprune.losses import Judge, name_of
 from mhaprune.measure.accuracy import accuracy_columns, by_kind, worst_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import shown, track
@@ -47,7 +47,7 @@ from mhaprune.settings.ranges import Ge, Gt, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.subject import Outcome
 from mhaprune.subjects.pairs import paired
-from mhaprune.tables import ALL_KINDS, KIND, MOMENTS, USUAL
+from mhaprune.tables import ALL_KINDS, KIND, MOMENTS, USUAL, told
 from mhaprune.wrapping.build import proved_again, understand, with_window
 from mhaprune.wrapping.served import Runtime
 from mhaprune.wrapping.wrapped_model import WrappedModel, check_runtime
@@ -347,7 +347,7 @@ class Heads(ScoredHeads):
             for kind, part in by_kind(outcome, report).items():
                 about = {"heads_kept": len(mask.kept), **({KIND: kind, "worst": kind == worst} if kind else {})}
                 rows.append({**about, **accuracy_columns(part), "removed": removed_names(mask)})
-        return pd.DataFrame(rows)
+        return told(pd.DataFrame(rows), quality=self.quality_name, loss=name_of(self.subject.loss))
 
     @checked
     def cache_bytes(

@@ -31,7 +31,7 @@ from mhaprune.saving.hf_folder import (
     write_plain,
     write_with_code,
 )
-from mhaprune.saving.model_card import CARD, LOST, add_table, write_card
+from mhaprune.saving.model_card import CARD, LOST, complete_card, write_card
 from mhaprune.saving.removal_file import REMOVAL, load_removal, save_removal
 from mhaprune.settings.ranges import Ge, Within
 from mhaprune.settings.refusals import foreign, quoted
@@ -67,9 +67,15 @@ CHECKSUMS = "checksums.json"
 """The name of the file that holds a checksum of every other file but the model card, which people edit."""
 
 
-def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None, table: pd.DataFrame | None = None) -> None:
+def save_folder(
+    model: nn.Module,
+    path: str | Path,
+    tokenizer: Any = None,
+    table: pd.DataFrame | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> None:
     """Write a pruned model into a folder, and its tokenizer, or anything else with `save_pretrained`, if it is given.
-    `table` is shown in the model card, the README of the folder.
+    `table` is shown in the model card, the README of the folder, whose front matter has `about`.
 
     A model of transformers is read by its `AutoModel...` class, also if mhaprune is not installed:
     `AutoModelFor....from_pretrained(path, trust_remote_code=True)`. `trust_remote_code` is not needed if the config
@@ -99,8 +105,7 @@ def save_folder(model: nn.Module, path: str | Path, tokenizer: Any = None, table
         write_card(model, folder, f"mhaprune.load(folder, model={type(model).__name__}(...))")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    if table is not None:
-        add_table(folder, table)
+    complete_card(folder, about or {}, table, tokenizer is not None)
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in (CHECKSUMS, CARD))
     write_json(folder / CHECKSUMS, {path.name: checksum_of(path) for path in files})
 

@@ -1,16 +1,23 @@
-"""The README of a saved model: what was removed, how well the model does, how to read it, and how it was made."""
+"""The README of a saved model: what was removed, how well the model does, how to read it, and how it was made.
 
+Its first lines, the front matter, are what a hub of models reads: the base model, the licence, and measurements.
+"""
+
+import math
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 from torch import nn
 
 from mhaprune.storage.store import write_bytes
+from mhaprune.tables import by_block, head_names
 
 CARD, MARK = "README.md", "\nSaved by mhaprune. "
 RECOVERED = ("refitted", "distilled", "trained")
@@ -19,11 +26,11 @@ FITTED = (
 )
 LOST = "_lost_by_mhaprune"
 """The attribute of a pruned model that lists what it has lost, in words."""
-TEXT = """---
-library_name: {library}
-tags: [mhaprune]
----
-
+HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.S)
+METRICS = ("quality", "loss")
+"""The columns of a table that go into the front matter, with the names that the table gives them in `attrs`."""
+TEXT = """{front}
 # {name}
 {mark}{removed}{fitted}
 
@@ -45,9 +52,10 @@ def write_card(model: Any, folder: Path, read: str) -> None:
     name, lost = type(model).__name__, vars(model).get(LOST, [])
     removed = f"Removed from a `{name}` (site.layer: units, counted from 0 in the model before):" if lost else ""
     script = Path(getattr(sys.modules["__main__"], "__file__", None) or "").name  # its arguments may be private
+    library = "transformers" if "from_pretrained" in read else "pytorch"
     text = TEXT.format(
+        front=_front({"library_name": library, "tags": ["mhaprune"], **_of_origin(model)}),
         name=name,
-        library="transformers" if "from_pretrained" in read else "pytorch",
         mark=MARK.lstrip("\n"),
         removed="".join([removed, *(f"\n- {each}" for each in lost)]),
         fitted=f"\n\n{FITTED}" if any(f", then {done}" in each for each in lost for done in RECOVERED) else "",
@@ -58,15 +66,103 @@ def write_card(model: Any, folder: Path, read: str) -> None:
     write_bytes(folder / CARD, text.encode())
 
 
-def add_table(folder: Path, table: pd.DataFrame) -> None:
-    """Add to the card in a folder how well the model does, unless the README is somebody else's."""
-    table = table if isinstance(table.index, pd.RangeIndex) else table.reset_index()
-    rows = [list(table), ["---"] * len(table.columns), *table.itertuples(index=False)]
-    cells = [[f"{x:.4g}" if isinstance(x, float) else " ".join(str(x).split()) for x in row] for row in rows]
-    lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in cells]
-    if wrote_card(folder):
-        text = "\n".join([(folder / CARD).read_text(), "## How well it does", "", *lines, ""])
-        write_bytes(folder / CARD, text.encode())
+def complete_card(folder: Path, about: Mapping[str, Any], table: pd.DataFrame | None, tokenizer: bool) -> None:
+    """Add to the card in a folder what its hub shall show `about` the model, how well it does, and how its tokenizer is
+    read, unless the README is somebody else's."""
+    if not wrote_card(folder):
+        return
+    front, text = front_matter(folder), FRONT.sub("", (folder / CARD).read_text())
+    if tokenizer and "trust_remote_code" in text:
+        text = text.replace(
+            "trust_remote_code=True)`\n",
+            "trust_remote_code=True)`, `AutoTokenizer.from_pretrained(folder, trust_remote_code=True)`\n\nWithout the"
+            " last words transformers asks whether to run the code in the folder, even for a tokenizer.\n",
+        )
+    if table is not None:
+        table = table if isinstance(table.index, pd.RangeIndex) else table.reset_index()
+        rows = [list(table), ["---"] * len(table.columns), *table.itertuples(index=False)]
+        cells = [[written(x) if isinstance(x, float) else " ".join(str(x).split()) for x in row] for row in rows]
+        lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in cells]
+        text = "\n".join([text, f"{TABLE}\n", *lines, ""])
+        front |= _measured(folder, table)
+    write_bytes(folder / CARD, (_front({**front, **about}) + text).encode())
+
+
+TABLE = "## How well it does"
+
+
+def written(number: float) -> str:
+    """Return a number as cards write it."""
+    return f"{number:.4g}"
+
+
+def _front(content: Mapping[str, Any]) -> str:
+    return f"---\n{yaml.safe_dump(dict(content), sort_keys=False, default_flow_style=None, allow_unicode=True)}---\n"
+
+
+def front_matter(folder: Path) -> dict[str, Any]:
+    """Return the front matter of the README in a folder; nothing if it has none that can be read."""
+    found = FRONT.match((folder / CARD).read_text(errors="replace")) if (folder / CARD).is_file() else None
+    with suppress(yaml.YAMLError, TypeError):
+        return {**(yaml.safe_load(found[1]) if found else {})}
+    return {}
+
+
+def _of_origin(model: Any) -> dict[str, str]:
+    """Return the base model and the licence, as far as the place tells them that a model was read from. The path of a
+    folder is private and is not named, and the card there may be anybody's."""
+    origin = str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
+    known = front_matter(Path(origin)) if origin else {}
+    base = known.get("base_model") if Path(origin).exists() else origin
+    found = {"base_model": (base, HUB_NAME), "license": (known.get("license"), re.compile(r"[\w.-]{1,96}"))}
+    return {name: str(value) for name, (value, allowed) in found.items() if allowed.fullmatch(str(value or ""))}
+
+
+def _measured(folder: Path, table: pd.DataFrame) -> dict[str, Any]:
+    """Return the row of a table that is of the model in a folder, see `own_rows`, as the `model-index` of a hub; of
+    several kinds of examples that of the worst. A table without such a row gives nothing."""
+    lines = lines_of((folder / CARD).read_text())
+    own = own_rows([{str(name): cell for name, cell in row.items()} for row in table.to_dict("records")], lines)
+    left = str(counts_in(lines[-1])[1] - counts_in(lines[-1])[0]) if lines else ""
+    rows = table[own]
+    rows = rows[rows["worst"]] if "worst" in rows else rows
+    rows = rows if not lines or all(rows["heads_kept"].astype(str) == left) else rows[:0]
+    names = {column: str(table.attrs.get(column, column)) for column in METRICS if column in table}
+    if len(rows) != 1 or not all(math.isfinite(rows[column].iloc[0]) for column in names):
+        return {}
+    metrics = [
+        {"type": column if column == "loss" else name, "name": name, "value": float(written(rows[column].iloc[0]))}
+        for column, name in names.items()
+    ]
+    data = {"name": "the report split of mhaprune", "type": "other"}
+    result = {"task": {"type": "other"}, "dataset": data, "metrics": metrics}
+    name = (folder / CARD).read_text().partition("\n# ")[2].partition("\n")[0]
+    return {"model-index": [{"name": name, "results": [result]}]}
+
+
+def counts_in(line: str) -> tuple[int, int, str]:
+    """Return how many heads a line of a card says went, of how many, and which, as `by_block` writes them."""
+    removed, before = map(int, re.findall(r"\d+", line)[:2])
+    return removed, before, line.partition(": ")[2].partition(", then ")[0].partition(" (")[0]
+
+
+def own_rows(rows: Sequence[Mapping[str, Any]], lines: Sequence[str]) -> list[bool]:
+    """Return which rows of a table of `Heads.evaluate` are of the model of a card: those of the mask that its last line
+    names, unless the model was recovered afterwards, and those of a whole model that has lost these heads before."""
+    removed, before, which = counts_in(lines[-1]) if lines else (0, 0, "")
+    recovered = bool(lines) and ", then " in lines[-1]
+    masks = [by_block(head_names(row.get("removed", ""))) for row in rows]
+    left = [str(row.get("heads_kept")) == str(before - removed) for row in rows]
+    masked = [mask == which if which in masks else kept for mask, kept in zip(masks, left, strict=True)]
+    whole = [not lines or str(row.get("heads_kept")) != str(before) for row in rows]
+    found = [not recovered and masked[n] if mask else whole[n] for n, mask in enumerate(masks)]
+    return [own and "removed" in row for own, row in zip(found, rows, strict=True)]
+
+
+def lines_of(card: str) -> list[str]:
+    """Return the lines of a card that say what was removed, one for each removal."""
+    text = FRONT.sub("", card).partition("\n## ")[0]
+    return [line[1] for line in map(LINE.fullmatch, text.splitlines()) if line]
 
 
 BLOCK = r"([\w.]{1,200})(?:@\d{1,3})?\.\d{1,5}: (?:\d{1,6}(?: \d{1,6}){0,200}|\d{1,6} units)"
@@ -82,10 +178,9 @@ def lost_before(folder: Path, model: nn.Module) -> list[str]:
     """Return what the model in a folder has lost, as its card says, for the next card. The card may be anybody's, so
     only lines that we could have written of this model are taken over."""
     text = (folder / CARD).read_text(errors="replace") if wrote_card(folder) else ""
-    lines = map(LINE.fullmatch, text.partition("\n## ")[0].splitlines())
     words = {"attention", "layer", "neuron", *(word for path, _ in model.named_modules() for word in path.split("."))}
     sites = re.compile(BLOCK)
-    return [line[1] for line in lines if line and {w for s in sites.findall(line[1]) for w in s.split(".")} <= words]
+    return [line for line in lines_of(text) if {w for s in sites.findall(line) for w in s.split(".")} <= words]
 
 
 def wrote_card(folder: Path) -> bool:

@@ -318,8 +318,8 @@ class GatedModel(ABC):
 
     @property
     def _a_weight(self) -> Tensor:
-        weight: Any = self.module.get_submodule(self.blocks[0].out).weight
-        return weight
+        weight: Any = self.module.get_submodule(self.blocks[0].out).weight if self.blocks else None
+        return next(self.module.parameters()) if weight is None else weight
 
     def _pieces(self, gates: Gates | None, batch_size: int) -> Mapping[BlockId, Tensor] | None:
         if not isinstance(gates, Tensor):
