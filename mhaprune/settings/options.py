@@ -47,7 +47,7 @@ def option(name: str, groups: Mapping[str, type]) -> Any:
     if name not in others:
         kinds = " or ".join(groups)
         if command := shipped(name):
-            raise ValueError(f"{'/'.join(groups)}={name}: is not installed: {command}")
+            raise ValueError(f"{'/'.join(groups)}={name}: {command}")
         raise ValueError(f"{'/'.join(groups)}={name}: no such {kinds}, {did_you_mean(name, [*files, *others])}")
     group, settings = others[name]
     return build(groups[group], settings, f"{group}.{name}")

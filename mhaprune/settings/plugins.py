@@ -3,11 +3,13 @@
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points, metadata, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,15 +68,36 @@ def allowed() -> list[str]:
 
 @cache
 def installed() -> tuple[str, ...]:
-    """Return the packages that are installed as plug-ins. This is slow, because every installed package is examined."""
-    return tuple(point.value.split(":")[0] for point in entry_points(group=ENTRY_POINTS))
+    """Return the packages that are installed as plug-ins, once each; one in our own wheel only with all packages of the
+    extra of its name. This is slow, because every installed package is examined."""
+    points = [
+        point
+        for point in entry_points(group=ENTRY_POINTS)
+        if point.dist is None or point.dist.name != "mhaprune" or _has_extra(point.name)
+    ]
+    found = dict.fromkeys(point.module for point in points)
+    return tuple(name for name in found if find_spec(name.partition(".")[0]) is not None)
+
+
+def _has_extra(extra: str) -> bool:
+    """Return whether all packages of an extra of mhaprune are installed."""
+    wanted = [each for each in requires("mhaprune") or () if f'extra == "{extra}"' in each.replace("'", '"')]
+    with suppress(PackageNotFoundError):
+        return bool(wanted and [version(re.split(r"[^\w.-]", each)[0]) for each in wanted])
+    return False
 
 
 def shipped(name: str) -> str:
-    """Return the command that installs the package of `examples/` with an option of this name; empty for none."""
-    for folder in sorted((CHECKOUT / "examples").glob("*")):
-        if any(path.stem == name and path.suffix in (".py", ".yaml") for path in folder.glob("mhaprune_*/**/*")):
-            return f"pip install -e examples/{folder.name}"
+    """Return what to do for an option of this name, of a package of `examples/` or in our wheel; empty for none."""
+    places = CHECKOUT.glob("examples/*/mhaprune_*" if _in_checkout() else "mhaprune_*")
+    for package in sorted(places):
+        if not any(path.stem == name and path.suffix in (".py", ".yaml") for path in package.glob("**/*")):
+            continue
+        if _in_checkout():
+            return f"is not installed: pip install -e examples/{package.parent.name}"
+        if (extra := package.name.removeprefix("mhaprune_")) in metadata("mhaprune").get_all("Provides-Extra", []):
+            return f"is not installed: pip install 'mhaprune[{extra}]'"
+        return f"is of a plug-in, add plugins=[{package.name}]"
     return ""
 
 

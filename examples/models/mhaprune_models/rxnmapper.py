@@ -73,7 +73,7 @@ class Rxnmapper(Pretrained):
             from transformers import AlbertForMaskedLM
             from transformers.utils import logging
         except ImportError:
-            raise ValueError("model=rxnmapper: needs transformers: pip install -e '.[hf]'") from None
+            raise ValueError("model=rxnmapper: needs transformers: pip install 'mhaprune[hf]'") from None
         if not FOLDER.is_dir():
             raise ValueError(f"model=rxnmapper: is not installed: {INSTALL}")
         logging.set_verbosity_error()  # its pooler is not needed

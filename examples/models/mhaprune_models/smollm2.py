@@ -240,7 +240,7 @@ def language_model(cache: str) -> tuple[nn.Module, Any]:
     try:
         import transformers
     except ImportError:
-        raise ValueError("model=smollm2: needs transformers: pip install -e '.[hf]'") from None
+        raise ValueError("model=smollm2: needs transformers: pip install 'mhaprune[hf]'") from None
     try:
         import accelerate  # type: ignore[import-not-found]  # noqa: F401
         import gguf  # type: ignore[import-not-found]  # noqa: F401

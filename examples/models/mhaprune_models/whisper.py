@@ -69,7 +69,7 @@ class Whisper(Pretrained):
         try:
             import transformers
         except ImportError:
-            raise ValueError("model=whisper: needs transformers: pip install -e '.[hf]'") from None
+            raise ValueError("model=whisper: needs transformers: pip install 'mhaprune[hf]'") from None
         ours = packaged(transformers) if self.path is None else in_folder(transformers, self.path, self.language)
         said = [*self._said(data)]
         if len(said) < (needed := sum(self.sizes.values())):

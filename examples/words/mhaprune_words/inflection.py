@@ -113,7 +113,7 @@ def table() -> list[list[str]]:
     """Return the rows of the table: lemma, part of speech, forms. Read once in a process."""
     found = importlib.util.find_spec("lemminflect")  # without importing it
     if found is None or not found.submodule_search_locations:
-        raise ValueError("task=inflection: needs lemminflect, install it with: pip install -e examples/words")
+        raise ValueError("task=inflection: needs lemminflect: pip install 'mhaprune[words]'")
     path = Path(found.submodule_search_locations[0]) / "resources" / "infl_lu.csv.gz"
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         return list(csv.reader(file))

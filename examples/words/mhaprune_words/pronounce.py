@@ -122,7 +122,7 @@ def lexicon() -> Mapping[str, Entry]:
     """Return the words of the letters a to z. Read once in a process."""
     found = importlib.util.find_spec("gruut_lang_en")  # without importing it
     if found is None or not found.submodule_search_locations:
-        raise ValueError("task=pronounce: needs gruut-lang-en, install it with: pip install -e examples/words")
+        raise ValueError("task=pronounce: needs gruut-lang-en: pip install 'mhaprune[words]'")
     file = Path(found.submodule_search_locations[0]) / "lexicon.db"
     with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as database:
         rows = database.execute("SELECT word, phonemes FROM word_phonemes ORDER BY pron_order DESC, id DESC")

@@ -67,7 +67,7 @@ def test_words_without_their_package_say_how_to_install_it(
     read: Any, task: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=rf"task={task}: needs {package}, .* pip install -e examples/words$"):
+    with pytest.raises(ValueError, match=rf"task={task}: needs {package}: pip install 'mhaprune\[words\]'$"):
         read.__wrapped__()
 
 

@@ -97,7 +97,7 @@ def composition_error(text: str, arguments: Sequence[str], composed: Callable[[]
         return _plug_in_of_hydra(found[1], found[2])
     if found := re.search(r"Could not (?:load|find) '(.+)/(.*?)'", text):
         if command := shipped(found[2]):
-            return f"{found[1]}={found[2]}: is not installed: {command}"
+            return f"{found[1]}={found[2]}: {command}"
         hint = did_you_mean(found[2], _options(found[1]))
         meant = hint.startswith("did you") or any(argument.startswith("plugins=") for argument in arguments)
         own = "; one of your own needs plugins=[PACKAGE]" if found[1] in EXTENDED and not meant else ""
