@@ -95,7 +95,7 @@ class Scores:
 
 NEEDS_GATES = (
     "needs learned gates, one number per head for all inputs: gate=softmax and a schedule that scores no pruned model,"
-    " or a layer of yours that has them; else leave it out, for example with scorer=[ablation]"
+    ' or a layer of yours that has them; else leave it out, for example with scorer=[ablation], in Python by="ablation"'
 )
 
 

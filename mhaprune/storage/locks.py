@@ -1,7 +1,6 @@
 """Locks of files. A lock names the process that holds it, and ends with this process, even if the process is killed."""
 
 import errno
-import fcntl
 import logging
 import os
 import socket
@@ -12,6 +11,11 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
+
+try:
+    import fcntl
+except ImportError:
+    raise ImportError("mhaprune: runs on Linux and macOS, whose locks it needs; on Windows use WSL") from None
 
 log = logging.getLogger(__name__)
 

@@ -168,7 +168,18 @@ def test_folders_are_named_by_what_varies_in_any_order() -> None:
     assert re.fullmatch("model.num_heads_2_seed_0-[0-9a-f]{12}", one)
     assert folder_of_job("model.num_heads=2,seed=0", ListConfig(["a=1", "seed=0", "model.num_heads=2"]), "x") == one
     assert name("model.num_heads=2,seed=0", "a=2") != one, "what is equal in all jobs decides too"
-    assert name("model.num_heads=2,seed=0", "a=1", "cache=x", "launch=joblib", "time_limit=3", "figure.dpi=9") == one
+    assert (
+        name(
+            "model.num_heads=2,seed=0",
+            "a=1",
+            "cache=x",
+            "launch=joblib",
+            "time_limit=3",
+            "figure.dpi=9",
+            "on_results=a.b",
+        )
+        == one
+    )
     long = [name(f"x={'ä' * 10_000}1"), name(f"x={'ä' * 10_000}2"), name("x='../../a b/${c}'"), name("")]
     assert len(set(long)) == 4
     assert all(re.fullmatch(r"[\w.-]{1,100}", each, re.ASCII) for each in long)

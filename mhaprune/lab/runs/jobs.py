@@ -13,6 +13,7 @@ from mhaprune.lab.runs.run import Results, Run
 from mhaprune.lab.runs.run_folder import RunFolder, read_status, reason
 from mhaprune.lab.runs.run_reader import read_run
 from mhaprune.lab.runs.sweep_settings import SweepSettings, deciding
+from mhaprune.lab.runs.trackers import hand_over
 from mhaprune.progress import shown
 from mhaprune.settings.plugins import results_folder
 from mhaprune.settings.refusals import JobFailed, RunFailed
@@ -51,7 +52,7 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings
         if refused and not read_status(output):
             _remove_refused(output)
         raise RunFailed(error) from error
-    _say(results, output)
+    _say(results, output, settings.on_results)
 
 
 def do_in_sweep(
@@ -75,7 +76,7 @@ def do_in_sweep(
             else:
                 with shown(label, lines=in_parallel):
                     results = _recorded(folder, build, overrides, settings)
-                _say(results, output)
+                _say(results, output, settings.on_results)
     except BaseException as error:
         _log_traceback()
         if not isinstance(error, Exception):  # an interrupt ends the sweep
@@ -109,7 +110,8 @@ def _recorded(folder: RunFolder, build: Build, overrides: Sequence[str], setting
         return build()(folder)
 
 
-def _say(results: Results, output: Path) -> None:
+def _say(results: Results, output: Path, on_results: str | None) -> None:
+    hand_over(on_results, results)
     for line in results.brief:
         log.info("%s", line)
     report, here = output / "report.html", Path.cwd()

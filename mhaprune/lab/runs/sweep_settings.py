@@ -1,4 +1,4 @@
-"""The settings that do not change the result of a run: how a sweep is done, and the files of figures."""
+"""The settings that do not change the result of a run: how a sweep is done, the files of figures, and who is told."""
 
 import re
 from collections.abc import Iterable
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated
 
 from mhaprune.lab.reporting.figure_settings import FigureSettings
+from mhaprune.lab.runs.trackers import tracker
 from mhaprune.settings.ranges import Checked, Gt
 
 LONGEST = 100
@@ -14,8 +15,7 @@ LONGEST = 100
 
 @dataclass(frozen=True)
 class SweepSettings(Checked):
-    """The settings of a sweep: its name, and the way its jobs are done. `time_limit` and `figure` also apply to a
-    single run."""
+    """The settings of a sweep: its name, and the way its jobs are done. All but `sweep` also apply to a single run."""
 
     sweep: str | None = None
     """The name of a sweep, with -m. Its folder is `results/sweeps/NAME`. Started again, it does what is left to do."""
@@ -23,9 +23,13 @@ class SweepSettings(Checked):
     """The seconds after which a run or job is stopped. It counts as failed. The same command goes on from there."""
     figure: FigureSettings = field(default_factory=FigureSettings)
     """The files of figures."""
+    on_results: str | None = None
+    """A function of a plug-in, as MODULE.FUNCTION, that is called with the tables and figures of each run, by name."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.on_results is not None:
+            tracker(self.on_results)
         name = self.sweep
         if name is not None and (not re.fullmatch(rf"[^./\\][^/\\]{{,{LONGEST - 1}}}", name) or not name.isprintable()):
             raise ValueError(
