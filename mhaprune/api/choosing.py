@@ -24,7 +24,8 @@ from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.settings.options import option
 
 By = Any
-"""A scorer, by name or as an object, or scores (see `api.parsing.scores_of`); or a schedule that uses no scores."""
+"""A scorer, by name or as an object, or scores (see `api.parsing.scores_of`); or a schedule that uses no scores. None
+means `ablation`, and with neurons among the units `surgeon`, whose cost does not grow with their number."""
 
 
 def choose(heads: ScoredHeads, budgets: Sequence[Budget], by: By, schedule: str | Schedule | None) -> list[HeadMask]:
@@ -100,10 +101,17 @@ def check_different(heads: ScoredHeads, scorers: Mapping[str, Scorer]) -> None:
             )
 
 
+def usual_scores(heads: ScoredHeads) -> tuple[str, str, str]:
+    """Return the scores that are used if none is named: the first chooses, the others are to compare with."""
+    many = heads.subject.single is None and any(block.kind == "neuron" for block in heads.subject.blocks)
+    return "surgeon" if many else "ablation", "gate_output", "random"
+
+
 def _way(
     heads: ScoredHeads, budget: Budget, by: By, schedule: str | Schedule | None
 ) -> tuple[dict[str, Scorer], Schedule]:
     """Return the scorer by its name, none for a schedule that uses no scores, and the schedule."""
+    by = usual_scores(heads)[0] if by is None else by
     chosen: Any = option(by, {"scorer": Scorer, "schedule": Schedule}) if isinstance(by, str) else by
     given: Any = option(schedule, {"schedule": Schedule}) if isinstance(schedule, str) else schedule
     if isinstance(chosen, Schedule):

@@ -64,7 +64,7 @@ class ScoredHeads(ModelWithData):
 
     @abstractmethod
     def masks(
-        self, keep: Sequence[float | int] | None = None, by: Any = "ablation", schedule: Any = None, **budget: Any
+        self, keep: Sequence[float | int] | None = None, by: Any = None, schedule: Any = None, **budget: Any
     ) -> list[HeadMask]:
         """Return a mask for each of several sizes."""
 

@@ -204,14 +204,14 @@ class Heads(ScoredHeads):
     @checked
     @shown()
     def mask(
-        self, keep: Number | Budget = None, by: By = "ablation", schedule: str | Schedule | None = None, **budget: Any
+        self, keep: Number | Budget = None, by: By = None, schedule: str | Schedule | None = None, **budget: Any
     ) -> HeadMask:
         """Return a mask that keeps `keep` heads, a share (0.5, by default) or a number (72). The model is not changed.
 
-        The heads with the lowest scores are removed. `by` names a score, or holds your own (see
-        `api.parsing.scores_of`). `schedule` says how heads are chosen by it, for example `"iterative"`; by default all
-        at once. A schedule that uses no scores may stand in place of a score: "greedy", or "greedy_refit" for a model
-        that will be refitted. `budget` are other fields of `mhaprune.Budget`.
+        The heads with the lowest scores are removed. `by` names a score, by default `ablation` and with neurons
+        `surgeon`, or holds your own (see `api.parsing.scores_of`). `schedule` says how heads are chosen by it, for
+        example `"iterative"`; by default all at once. A schedule that uses no scores may stand in place of a score:
+        "greedy", or "greedy_refit" for a model that will be refitted. `budget` are other fields of `mhaprune.Budget`.
 
         >>> len(heads.mask(keep=0.25, by="gate_output").removed)
         6
@@ -224,7 +224,7 @@ class Heads(ScoredHeads):
     def masks(
         self,
         keep: Sequence[float | int] | None = None,
-        by: By = "ablation",
+        by: By = None,
         schedule: str | Schedule | None = None,
         **budget: Any,
     ) -> list[HeadMask]:
@@ -240,7 +240,7 @@ class Heads(ScoredHeads):
     def prune(
         self,
         keep: Number | Budget = None,
-        by: By = "ablation",
+        by: By = None,
         refit: Fit = False,
         fine_tune: Steps = 0,
         mask: Any = None,
@@ -401,7 +401,7 @@ class Heads(ScoredHeads):
     def report(
         self,
         path: str | Path | None = None,
-        by: Sequence[str | Scorer] = ("ablation", "gate_output", "random"),
+        by: Sequence[str | Scorer] | None = None,
         budgets: Sequence[float | int] = (1, 2, 4, 0.125, 0.25, 0.375, 0.5, 0.75),
         tolerance: Annotated[float, Within(0, 1)] = 0.01,
         refit: bool = True,
@@ -429,7 +429,7 @@ class Heads(ScoredHeads):
     def speed(
         self,
         keep: float | int | Sequence[float | int] = (0.75, 0.5, 0.25),
-        by: By = "ablation",
+        by: By = None,
         batch_sizes: int | Sequence[int] = (1, 8),
         new_tokens: Annotated[int | None, Ge(1)] = None,
         rounds: Annotated[int, Ge(1)] = 20,

@@ -1,7 +1,11 @@
 """What a sweep is for, drawn and said: the first numbers of runs against the settings that vary."""
 
 import math
+import re
+import shutil
+import subprocess
 from itertools import pairwise
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -137,14 +141,35 @@ def test_the_table_for_a_paper_has_a_row_per_setting_in_their_order() -> None:
     assert exact["mean_high"] == exact["new_high"] == 1, "no quality is above 1"
     assert table.query("num_heads == '4'")["mean_low"].isna().all(), "of two models there is no interval"
     head, *rows = [row.split(" & ") for row in means_in_latex(table).splitlines() if "&" in row]
-    assert head[:2] == ["num\\_heads", "share of heads that can be removed"]
+    assert head[0] == "num\\_heads"
+    assert "share of heads\\\\that can be\\\\removed (\\%)" in head[1], "short lines"
     assert [(row[0], row[-1]) for row in rows] == [("2", "3 \\\\"), ("4", "2 \\\\"), ("16", "3 \\\\")]
-    assert rows[0][2] == "98.0 \\% (95.5 \\% to 100.0 \\%)"
+    assert "98.0\\\\{\\scriptsize [95.5, 100.0]}" in rows[0][2], "a plain number, its interval below it"
     lacking = table.drop(index=table.index[1]).assign(num_heads="[2]", text="-1.50 (-2.0 to 1)")
     latex = means_in_latex(lacking)
     assert latex.count("{}[2] & ") == latex.count("[2]") == 1, "LaTeX would read an option, and two rows would be one"
-    assert "& $-$1.50 ($-$2.0 to 1) &" in latex
+    assert "$-$1.50\\\\{\\scriptsize [$-$2.0, 1]}" in latex
     assert latex.rstrip().splitlines()[-3].endswith("3, 2 \\\\")
+
+
+@pytest.mark.parametrize("name", ["2", "50 % & more_{$#}~^\\", "[2]", "*"])
+def test_the_table_for_a_paper_compiles_as_it_is(name: str, tmp_path: Path) -> None:
+    frame = numbers(after=("", "refit"))
+    table = means_table(frame, settings_of(frame, "num_heads")).replace({"num_heads": {"2": name}})
+    latex = means_in_latex(table)
+    bare = re.sub(r"\\[a-z]+|\\.", "", latex)
+    assert bare.count("{") == bare.count("}")
+    assert not set(bare) & set("%#_^~"), "nothing that LaTeX would read as a command"
+    cells = {len(row.replace("\\&", "").split("&")) for row in latex.splitlines() if "&" in row}
+    assert cells == {latex.splitlines()[0].rpartition("{")[2].count("c") + 1}
+    if shutil.which("pdflatex") is None:
+        pytest.skip("pdflatex is not installed")
+    rules = "".join(rf"\let\{name}rule\hline" for name in ("top", "mid", "bottom"))
+    used = rf"\IfFileExists{{booktabs.sty}}{{\usepackage{{booktabs}}}}{{{rules}}}"
+    page = "\n".join([r"\documentclass{article}", used, r"\begin{document}", f"{latex}\\end{{document}}"])
+    (tmp_path / "paper.tex").write_text(page)
+    command = ["pdflatex", "-halt-on-error", "-interaction=batchmode", "paper.tex"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0, latex
 
 
 def test_heads_out_of_different_totals_are_compared_by_their_shares() -> None:

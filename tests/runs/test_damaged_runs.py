@@ -189,7 +189,7 @@ def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
         folder.note(kind="run", overrides=["seed=1"])
         folder.write_table("pruning", pruning_table())
         lines = collect([tmp_path], tmp_path / "out")
-    assert [line.split(" is not in here, ")[1].split(" (")[0] for line in lines[1:]] == [
+    assert [line.split(" is not in here, ")[1].split(" (")[0] for line in lines[2:]] == [
         "died: its process is gone, killed or without power",
         "running",
     ]

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import mhaprune
+from mhaprune.api.choosing import usual_scores
 from mhaprune.api.wrap import Heads
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import HeadMask
@@ -111,6 +112,13 @@ def test_alone_they_are_counted_as_neurons_and_all_of_a_layer_may_go(tmp_path: P
     read = mhaprune.load(tmp_path / "small", model=network("gated"))
     x = torch.randn(2, 5, WIDTH)
     assert torch.equal(read(x), small(x))
+
+
+def test_without_a_name_neurons_are_chosen_by_a_score_whose_cost_does_not_grow_with_them() -> None:
+    heads = wrapped(network("gated"))
+    assert heads.mask(keep=0.4) == heads.mask(keep=0.4, by="surgeon") != heads.mask(keep=0.4, by="ablation")
+    assert usual_scores(heads) == ("surgeon", "gate_output", "random")
+    assert usual_scores(wrapped(network("gated"), ["head"]))[0] == usual_scores(heads.units("block"))[0] == "ablation"
 
 
 def test_a_budget_of_operations_leaves_that_share_of_them() -> None:

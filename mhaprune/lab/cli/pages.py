@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from mhaprune.api.choosing import sparing
+from mhaprune.api.choosing import sparing, usual_scores
 from mhaprune.api.parsing import named_scorers, two_examples
 from mhaprune.api.wrap import Heads
 from mhaprune.inputs import Study
@@ -61,7 +61,7 @@ TOUCH = "attention to touch"
 def report(
     heads: Heads,
     path: str | Path | None,
-    by: Sequence[str | Scorer],
+    by: Sequence[str | Scorer] | None,
     budgets: Sequence[float | int],
     settings: Mapping[str, Any],
     refit: bool,
@@ -75,6 +75,7 @@ def report(
         raise ValueError(f"path={path}: must be a file in a folder that exists")
     for name in ("score", "choose", "report"):
         two_examples(heads.splits, name)
+    by = usual_scores(heads) if by is None else by
     if not by:
         raise ValueError("by=[]: must name one scorer or more")
     texts = heads.splits.report[:TEXTS]

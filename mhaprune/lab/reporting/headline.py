@@ -2,6 +2,7 @@
 
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -258,18 +259,43 @@ MEANS = ["mean", "mean_low", "mean_high", "new_low", "new_high", "models"]
 
 
 def means_in_latex(means: pd.DataFrame) -> str:
-    """Return the table of `means_table` as LaTeX of the package booktabs: a row per setting, a column per number. The
-    last column has the number of models, several if it is not the same for all numbers."""
-    settings = list(means.columns[: -len(MEANS) - 2])
+    """Return the table of `means_table` as LaTeX of the package booktabs: a row per setting, a column per number, the
+    95 % interval of its mean below it. The last column has the number of models, several if it is not the same for all
+    numbers."""
+    settings, numbers = list(means.columns[: -len(MEANS) - 2]), means["number"].unique()
+    percent = {number: bool(means["text"][means["number"] == number].str.contains("%").all()) for number in numbers}
     rows = []
     for _, of_setting in means.groupby([means[name] for name in settings] or [0] * len(means), sort=False):
-        cells = [str(of_setting[name].iloc[0]) for name in settings]
         texts = dict(zip(of_setting["number"], of_setting["text"], strict=True))
-        cells += [texts.get(number, "") for number in means["number"].unique()]
-        rows.append([*cells, ", ".join(map(str, of_setting["models"].unique()))])
-    table = pd.DataFrame(rows, columns=[*settings, *means["number"].unique(), "models"])
-    latex = re.sub("(?<=[ (])[-−](?=[0-9])", "$-$", table.to_latex(index=False, escape=True))
-    return re.sub(r"^(?=\[)", "{}", latex, flags=re.M)  # after a rule or a row LaTeX would read an option
+        cells = [_in_latex(texts.get(number, ""), percent[number]) for number in numbers]
+        models = ", ".join(map(str, of_setting["models"].unique()))
+        rows.append([*(_escaped(str(of_setting[name].iloc[0])) for name in settings), *cells, models])
+    names = [f"{number} (%)" if percent[number] else number for number in numbers]
+    heads = [_stacked(textwrap.wrap(_escaped(name), 16)) for name in (*settings, *names, "models")]
+    lines = [" & ".join(cells) + r" \\" for cells in (heads, *rows)]
+    columns = "l" * len(settings) + "c" * (len(names) + 1)
+    parts = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+    return "\n".join([*parts, r"\end{tabular}", ""])
+
+
+def _in_latex(text: str, percent: bool) -> str:
+    """Return the text of a mean as a cell: the number, and below it, smaller, its interval."""
+    mean, _, interval = text.replace(" %", "" if percent else r" \%").partition(" (")
+    mean, *ends = (re.sub("^[-−](?=[0-9])", "$-$", part) for part in (mean, *interval.rstrip(")").split(" to ")))
+    return _stacked([mean, rf"{{\scriptsize [{', '.join(ends)}]}}"]) if interval else mean
+
+
+def _stacked(lines: Sequence[str]) -> str:
+    """Return lines below each other in one cell."""
+    inside = r"\\".join(lines)
+    return inside if len(lines) == 1 else rf"\begin{{tabular}}[t]{{@{{}}c@{{}}}}{inside}\end{{tabular}}"
+
+
+def _escaped(text: str) -> str:
+    """Return a text of anybody's as LaTeX; in braces if it begins with a bracket, which would be an option of a row."""
+    signs = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    text = "".join(signs.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in text)
+    return f"{{}}{text}" if text.startswith(("[", "*")) else text
 
 
 def _mean(runs: pd.DataFrame) -> str:
