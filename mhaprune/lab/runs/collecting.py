@@ -218,8 +218,8 @@ def compare(
     many = [f"What each of {len(runs)} runs found is in index.html."]
     each = [Aside(f"{run.label}: {run.sentence}") for run in runs if run.sentence]
     why = "there is one" if len(models) < 2 else "no number is in all of them" if means.empty else ""
-    none = [Aside(f"No figure compares runs of {kind.__name__.lower()}: {why}.")] if why else []
-    return [*common, *(many if len(runs) > MOST_RUNS else each), *none], plots, means
+    none = [f"No figure compares runs of {kind.__name__.lower()}: {why}."] if why else []
+    return [*common, *none, *(many if len(runs) > MOST_RUNS else each)], plots, means
 
 
 def independent(runs: Sequence[FoundRun]) -> list[FoundRun]:
