@@ -164,7 +164,7 @@ def test_runs_of_an_older_or_unknown_kind_are_named_in_a_line_each(tmp_path: Pat
     old = read_status(tmp_path / "old")
     (tmp_path / "old" / "status.json").write_text(json.dumps({key: old[key] for key in old if key != "experiment"}))
     lines = collect([tmp_path], tmp_path / "out")
-    compared, alone, *left_out = lines
+    alone, compared, *left_out = lines
     assert alone == "No figure compares runs of ablate: there is one."
     assert sorted(line.split(" is not in here, ")[1].split(" (")[0].rstrip(".") for line in left_out) == [
         "of an experiment that is not installed, elsewhere.study.Study",
@@ -194,8 +194,8 @@ def test_every_experiment_says_and_draws_what_its_own_runs_found(tmp_path: Path)
         for run in ("ablate, num_heads=2, seed=0", "ablate, num_heads=2, seed=1", "train, num_heads=4, seed=0")
     ]
     assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["experiment"]) == ["ablate", "train", "ablate"]
-    assert lines[-2].endswith(": 0.500 exact match")
-    assert lines[-1] == "No figure compares runs of train: there is one."
+    assert lines[-1].endswith(": 0.500 exact match")
+    assert lines[-2] == "No figure compares runs of train: there is one."
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.index("ablate, 2 runs:") < page.index("<summary>3 of the runs, each") < page.index("9 of 24")
     names = {path.stem for path in (tmp_path / "out").glob("*.csv")}
@@ -222,7 +222,7 @@ def test_what_cannot_be_collected_is_refused(tmp_path: Path) -> None:
 
 def test_a_page_without_a_figure_says_why(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "0", num_heads=2, seed=0)
-    assert collect([tmp_path / "runs"], tmp_path / "out")[-1] == "No figure compares runs of ablate: there is one."
+    assert collect([tmp_path / "runs"], tmp_path / "out")[0] == "No figure compares runs of ablate: there is one."
     assert "No figure compares runs of ablate" in (tmp_path / "out" / "report.html").read_text()
 
 
