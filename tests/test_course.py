@@ -22,7 +22,7 @@ from support.figures import drawing
 from support.sizes import options, slow
 
 LAYER, IMPORTANCE, PRUNING, YOUR_OWN = NOTEBOOKS = ("1_the_layer", "2_importance", "3_pruning", "your_own_model")
-FIGURES = {LAYER: 7, IMPORTANCE: 5, PRUNING: 3, YOUR_OWN: 2}
+FIGURES = {LAYER: 8, IMPORTANCE: 5, PRUNING: 3, YOUR_OWN: 2}
 SMALL = {"SEED": 0, "ROUNDS": 2, "STEPS": 20, "EXAMPLES": 40}
 
 
@@ -71,7 +71,7 @@ def softmax_of_random_scores(sizes: Sequence[int]) -> dict[tuple[str, int], tupl
 
 def test_every_cell_of_the_layer_runs() -> None:
     printed = dict[str, str]()
-    names = run(LAYER, SMALL, printed, without={"help"})  # which trains
+    names = run(LAYER, SMALL, printed, without={"help", "trained-heads"})  # which trains
     assert issubclass(names["Attention"], torch.nn.Module)
     assert printed["causal"].endswith("[3, 4, 5]\n")
     assert "nan" in printed["lengths-check"].splitlines()[1]
@@ -87,7 +87,7 @@ def test_every_cell_of_the_layer_runs() -> None:
 
 @pytest.mark.slow
 def test_many_heads_help_where_two_places_are_read(tmp_path: Path) -> None:
-    other = {cell["id"] for cell in cells(LAYER)} - {"settings", "imports", "help"}
+    other = {cell["id"] for cell in cells(LAYER)} - {"settings", "imports", "help", "trained-heads"}
     helped = run(LAYER, {"CACHE": str(tmp_path)}, without=other)["helped"]
     assert helped["4 heads"].min() > 0.9
     assert helped["1 head"].max() < 0.5
