@@ -34,7 +34,7 @@ from support.sizes import TINY, small
 INSTALLED: Any = plugins.installed.__wrapped__
 """Found anew at each call."""
 SHOWN = (ROOT / "docs" / "extend.md").read_text().replace("peak", "crest").replace("Peak", "Crest")
-[SCORE, SCORE_YAML] = re.findall(r"^```\n(.*?)^```", SHOWN, flags=re.M | re.S)
+SCORE, SCORE_YAML, *_ = re.findall(r"^```\n(.*?)^```", SHOWN, flags=re.M | re.S)
 """The addition that the page about additions shows, with a name that is free also if somebody has just written it."""
 MODULES = {
     "crest": SCORE,
@@ -204,6 +204,7 @@ def test_an_experiment_a_scorer_and_a_task_end_in_a_table_a_figure_and_a_sentenc
     assert "census on double" in page
 
 
+@pytest.mark.slow
 def test_a_schedule_and_a_recovery_compete_with_those_of_the_package(conf: Path) -> None:
     plugins.allow(["stranger"])
     settings = [*small("task", "sort"), *small("experiment", "prune"), "experiment.budgets=[2,4]"]

@@ -27,7 +27,7 @@ from mhaprune_literature.swap import Swap
 from support import ROOT
 from support.classifier import Classifier, batches, classifier
 from support.figures import drawing
-from support.sizes import TINY, TINY_SEQUENCES, small
+from support.sizes import TINY, TINY_SEQUENCES, slow, small
 
 SMALL = [*TINY, *TINY_SEQUENCES, *small("experiment", "ablate"), "experiment.budgets=[0.5]"]
 
@@ -155,7 +155,11 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("examples")
 
 
-@pytest.mark.parametrize("name", DOORS)
+LONG = ("load", "export", "Heads.report", "Heads.speed")
+"""Those whose example takes a second or more."""
+
+
+@pytest.mark.parametrize("name", [*(name for name in DOORS if name not in LONG), *slow(*LONG)])
 def test_the_example_runs(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(here)
     if name in ("save", "Heads.streaming") and importlib.util.find_spec("transformers") is None:

@@ -205,6 +205,7 @@ def test_a_value_that_does_not_fit_is_refused_in_one_line(arguments: list[str], 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_refused_run_leaves_an_earlier_one_and_an_empty_folder_of_the_user_alone(tmp_path: Path) -> None:
     """Not even that of the shell, in which the next command would find no folder to work in."""
     (tmp_path / "mine").mkdir()
@@ -251,6 +252,7 @@ def test_help_and_typing_errors_need_no_torch(tmp_path: Path) -> None:
         assert said in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_who_has_seen_enough_of_the_help_gets_no_error() -> None:
     command = [sys.executable, "-m", "mhaprune", "--help"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:

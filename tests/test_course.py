@@ -170,6 +170,7 @@ OF_THE_REPORT = ("report", "map")
 """The cells of the report, which takes longest; tests/wrapping/test_wrap.py has a small one."""
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")
 @pytest.mark.parametrize("without", [OF_THE_REPORT, *slow(((),))])
 def test_every_cell_of_your_own_model_runs(without: tuple[str, ...]) -> None:

@@ -19,10 +19,11 @@ import mhaprune
 from mhaprune.lab.runs.run import Run, build
 from support import ROOT
 from support.composing import EXAMPLES, compose, known, registered
-from support.sizes import options
+from support.sizes import options, slow
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+FINDINGS = sorted((DOCS / "findings").glob("*.md"))
 DOCUMENTS = [
     *PAGES,
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md", "notebooks/README.md")),
@@ -85,7 +86,7 @@ def built(job: Sequence[str]) -> Run:
         return build(compose(EXAMPLES, *(each for each in job if not each.startswith("plugins="))))
 
 
-@pytest.mark.parametrize("page", DOCUMENTS, ids=each)
+@pytest.mark.parametrize("page", [page for page in DOCUMENTS if page not in FINDINGS] + slow(*FINDINGS), ids=each)
 def test_every_command_can_be_composed(page: Path) -> None:
     for command in commands(page.read_text()):
         if PLACEHOLDERS.search(command):
@@ -136,7 +137,6 @@ def test_every_page_is_in_a_table_of_contents() -> None:
     assert listed - {DOCS / "course/README.md"} == set(PAGES)
 
 
-FINDINGS = sorted((DOCS / "findings").glob("*.md"))
 LONGEST_FINDING, ALL_PAGES = 700, 24_500
 """In words, as `wc -w` counts them."""
 

@@ -38,6 +38,7 @@ def test_bad_names_and_too_few_pairs_are_refused() -> None:
     assert "--pairs=3: must be 20 or more" in run_here(main, "--pairs", "3").stderr
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_both_sides_of_a_pair_do_the_same() -> None:
     config = Transformer(d_model=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)

@@ -116,6 +116,7 @@ def test_the_summary_says_how_many_surely_can_go(tables: Mapping[str, pd.DataFra
     assert table["choose_drop_low"].tolist() == best["choose_drop_low"].tolist()
 
 
+@pytest.mark.slow
 def test_several_recoveries_have_rows_of_their_own(cache: Path) -> None:
     few = "experiment.budgets=[2]"
     several = tables_of(cache, "recovery=[refit,fine_tune]", "recovery.fine_tune.steps=2", few)

@@ -104,6 +104,7 @@ def test_the_report_has_every_figure_in_both_forms(done: Done, shared: Path, tmp
     assert page.count("<img ") == page.count(' alt="') == len(names)
 
 
+@pytest.mark.slow
 @pytest.mark.figures
 def test_every_figure_is_drawn_in_the_place_of_axes(done: Done) -> None:
     plots = {plot.name: plot for plot in figures_of(done.kind, done.tables)}

@@ -15,6 +15,7 @@ from mhaprune.lab.reporting.attention_view import FINEST, MOST_WEIGHTS, view_of
 from mhaprune.lab.reporting.head_map import REMOVED, Verdict
 from mhaprune.lab.reporting.page import FirstScreen, render
 from support.browser import after, needs_browser
+from support.sizes import slow
 
 TOKENS = ["<bos>", "</script><b>", "b"]
 
@@ -93,7 +94,7 @@ def test_the_largest_weight_is_that_of_the_model_however_small_its_lead() -> Non
     ("heads", "layers", "tokens", "shown", "said"),
     [
         (2, 1, 500, 2, "the first 447 of 500 tokens"),
-        (64, 26, 20, 1562, "the 1562 most important of 1664 heads and the first 16 of 20 tokens"),
+        *slow((64, 26, 20, 1562, "the 1562 most important of 1664 heads and the first 16 of 20 tokens")),
     ],
 )
 def test_a_long_text_and_many_heads_are_cut_and_said(

@@ -98,6 +98,7 @@ def figure_of_all_kinds() -> Figure:
     return figure
 
 
+@pytest.mark.slow
 def test_all_files_are_the_same_byte_for_byte() -> None:
     with matplotlib.rc_context(STYLE):
         first, second = (Plot("all", "", figure_of_all_kinds()) for _ in range(2))
@@ -108,6 +109,7 @@ def test_all_files_are_the_same_byte_for_byte() -> None:
         assert b"CreationDate" not in first.pdf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [5.5, 14.0])
 def test_a_figure_of_another_width_keeps_its_letters_and_none_is_cut_or_covered(width: float) -> None:
     tables = all_tables() | {"recovered": refitted(pruning_table())}

@@ -254,6 +254,7 @@ def test_an_interrupted_sweep_is_combined_and_goes_on(tmp_path: Path, monkeypatc
     assert len(steps) == 3 * 6, "no step is trained twice"
 
 
+@pytest.mark.slow
 def test_a_sweep_that_varies_more_finds_the_jobs_of_one_that_varied_less(tmp_path: Path) -> None:
     assert sweep(tmp_path, "seed=0").returncode == 0
     more = sweep(tmp_path, "seed=0,1")
@@ -321,6 +322,7 @@ def test_optuna_finds_the_larger_of_two_values(tmp_path: Path) -> None:
     assert done.stdout.count("is done and skipped") == 4, "six trials of two settings"
 
 
+@pytest.mark.slow
 def test_a_sweep_may_have_a_name_with_blanks_quotes_and_other_signs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +335,7 @@ def test_a_sweep_may_have_a_name_with_blanks_quotes_and_other_signs(
     assert two.stderr.startswith("error: sweep=it's a=b, Köpfe: names the folder of the sweep, leave hydra.sweep.dir=")
 
 
+@pytest.mark.slow
 def test_the_folders_of_jobs_are_those_that_hydra_is_told(tmp_path: Path) -> None:
     assert sweep(tmp_path, "seed=0,1", "hydra.sweep.subdir='${hydra:job.num}'").returncode == 0
     assert sorted(path.parent.name for path in tmp_path.glob("sweep/*/status.json")) == ["0", "1"]

@@ -115,6 +115,7 @@ def test_refits_read_the_first_examples_and_no_label_for_the_fit(model: Seq2Seq,
     assert Refits(model, score[:30]).loss(first) == pytest.approx(float(measure(first, score[:30][1::2]).loss.mean()))
 
 
+@pytest.mark.slow
 def test_ablation_after_every_head_is_greedy(judge: Evidence) -> None:
     budgets = range(12)
     assert Iterative()(judge, budgets) == Greedy()(judge, budgets)

@@ -140,6 +140,7 @@ def test_a_refit_is_that_of_wrap(done: Done) -> None:
     assert abs(losses_of[0] - losses_of[1]) > 1e-3
 
 
+@pytest.mark.slow
 def test_fine_tuning_brings_back_what_removal_cost(cache: Path) -> None:
     settings = ["recovery=fine_tune", "recovery.fine_tune.steps=120", "recovery.fine_tune.learning_rate=0.03"]
     small = ["schedule=one_shot", "scorer=[gate_output]", "experiment.budgets=[6]", "experiment.latency_rounds=2"]

@@ -54,6 +54,7 @@ def test_hydra_and_the_lock_write_through_no_link(name: str, kind: str, tmp_path
     assert untouched(precious)
 
 
+@pytest.mark.slow
 def test_a_job_of_a_sweep_writes_through_no_link(tmp_path: Path, cache: Path) -> None:
     root = tmp_path / "sweep"
     arguments = ["-m", *TRAIN, "seed=0,1", f"hydra.sweep.dir={root}", f"cache={cache}"]

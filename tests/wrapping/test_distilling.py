@@ -148,6 +148,7 @@ def test_what_was_killed_goes_on_and_ends_in_the_same_bits(tmp_path: Path, monke
     assert len(again.trainings) == EVALUATIONS + 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("planned")
 def test_what_decides_a_training_decides_what_is_taken_from_the_cache(tmp_path: Path) -> None:
     def listed(word: str) -> list[dict[str, Any]]:
@@ -170,6 +171,7 @@ def test_what_decides_a_training_decides_what_is_taken_from_the_cache(tmp_path: 
             assert torch.equal(one, other) == (n == 3 and other is found[0]), n
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("planned")
 def test_within_a_loss_no_weights_are_chosen_on_the_split_that_tests_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DISTILLING, "learning_rate", 0.02)

@@ -65,6 +65,7 @@ class Masked(Classifier):
         return {"logits": logits, "log": torch.zeros_like(logits).log(), "real": attention_mask == 1}
 
 
+@pytest.mark.slow
 def test_one_example_and_outputs_that_are_not_finite(tmp_path: Path) -> None:
     first, second = batches(2)
     one = {name: value[:1] for name, value in inputs(first).items()}

@@ -14,6 +14,7 @@ from mhaprune.measure.outcomes import all_open
 from mhaprune.storage import cache
 from mhaprune.storage.functions import Undescribed, described
 from support.classifier import Classifier, batches
+from support.sizes import slow
 from support.texts import Net, wrapped
 
 
@@ -73,7 +74,7 @@ def clamped(kind: str, most: float, monkeypatch: pytest.MonkeyPatch) -> Any:
     }[kind]
 
 
-@pytest.mark.parametrize("kind", ["literal", "closure", "default", "partial", "attribute", "global"])
+@pytest.mark.parametrize("kind", ["literal", "closure", "attribute", *slow("default", "partial", "global")])
 def test_a_store_answers_for_the_loss_that_it_measured(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

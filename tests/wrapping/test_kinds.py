@@ -95,6 +95,7 @@ def test_over_the_worst_kind_a_head_stays_that_one_kind_needs(
     assert len(again.kept) == 3
 
 
+@pytest.mark.slow
 def test_within_holds_for_every_kind(heads: Heads, alone: dict[str, Heads]) -> None:
     order = torch.rand(8, generator=torch.Generator().manual_seed(0)).tolist()
     masks = heads.masks(list(range(7, 0, -1)), by=order)
@@ -171,6 +172,7 @@ def test_a_refit_reads_as_many_of_each_kind(heads: Heads) -> None:
     assert len(small.grid) == 7
 
 
+@pytest.mark.slow
 def test_a_report_has_the_worst_kind_and_a_row_for_each(heads: Heads) -> None:
     found = heads.report(by=["ablation", "random"], budgets=[0.25, 0.5], rounds=2)
     pruning, groups = found.tables["pruning"], found.tables["groups"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import mhaprune
 from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, batches, check, closed, made, wrapped
+from support.sizes import slow
 
 
 def gates(heads: int = HEADS) -> nn.Parameter:
@@ -232,8 +233,8 @@ class Rows(Net):
 
 
 KINDS = [
-    *(Gated, Softmax, MeanOne, Sigmoid, Shares, Folded, Vector, Joined, Inside, Outer, OuterRaw, InFloat32),
-    *(OnWeights, OnWeightsRaw, OnFolded, OnValues),
+    *(Gated, Softmax, Sigmoid, Folded, Outer, InFloat32, OnWeights),
+    *slow(MeanOne, Shares, Vector, Joined, Inside, OuterRaw, OnWeightsRaw, OnFolded, OnValues),
 ]
 
 

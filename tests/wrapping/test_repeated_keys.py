@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from support.own_layers import HEADS, WIDTH, apart, check, closed, made, wrapped
+from support.sizes import slow
 
 K = WIDTH // HEADS
 
@@ -85,7 +86,7 @@ WHOLE, SINGLE, ONE_EACH = {0: [2, 3], 1: [0, 1]}, {0: [3], 1: [0, 2, 3]}, {0: [0
 
 
 @pytest.mark.parametrize("kind", [Grouped, Interleaved, InTurns, FusedParts, OnePart, InWindowsGrouped])
-@pytest.mark.parametrize("gone", [WHOLE, SINGLE, ONE_EACH], ids=["whole", "single", "one of each"])
+@pytest.mark.parametrize("gone", [WHOLE, SINGLE, *slow(ONE_EACH)], ids=["whole", "single", "one of each"])
 def test_keys_that_a_layer_repeats_go_with_their_heads(kind: Any, gone: dict[int, list[int]], tmp_path: Path) -> None:
     model, _, small = check(kind, tmp_path, gone=gone)
     again = wrapped(small)

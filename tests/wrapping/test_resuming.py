@@ -65,6 +65,7 @@ def test_a_killed_scoring_goes_on_and_is_equal_in_every_bit(
     assert again.calls == {4: 1, 5: 1, 6: 10, 7: 10}  # an open pass tells the batch; then eight heads and none closed
 
 
+@pytest.mark.slow
 def test_what_was_measured_of_something_else_is_not_taken(tmp_path: Path) -> None:
     scored(tmp_path, Counted())
     other = classifier()
@@ -75,6 +76,7 @@ def test_what_was_measured_of_something_else_is_not_taken(tmp_path: Path) -> Non
         assert set(loss.calls.values()) == {10}
 
 
+@pytest.mark.slow
 def test_two_losses_that_agree_on_the_open_model_are_two(tmp_path: Path) -> None:
     logits = [classifier()(**batch)["logits"].detach() for batch in SPLIT]
     known = {len(batch["input_ids"][0]): each for batch, each in zip(SPLIT, logits, strict=True)}

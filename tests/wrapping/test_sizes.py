@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import mhaprune
 from mhaprune.surgery.reshaping import Sizes
 from support.attention import Stack, close_by_hooks
+from support.sizes import slow
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script")]
 
@@ -75,7 +76,7 @@ class Shared(nn.Module):
 KINDS = {"fused": partial(Causal, True), "slow": partial(Causal, False), "image": Image, "shared": Shared}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["fused", "shared", *slow("slow", "image")])
 @torch.no_grad()
 def test_removed_is_masked_once_and_twice_also_as_a_copy_from_a_file_and_exported(kind: str, tmp_path: Path) -> None:
     model: Any = Stack(*2 * [KINDS[kind]])

@@ -79,6 +79,7 @@ def test_a_rate_that_is_too_high_is_named() -> None:
         trained(PlainTraining(steps=9, learning_rate=1e30, weight_decay=0.0, evaluate_every=1), left(0))
 
 
+@pytest.mark.slow
 def test_what_it_learns_from_is_the_train_split() -> None:
     """Others than the scored examples, if there are any: their labels decide, those of the score split do not."""
 

@@ -114,6 +114,7 @@ def test_a_report_speaks_of_the_users_quality(heads: Heads, tmp_path: Path) -> N
     assert found.checks["max_difference_masked_removed"] < 1e-9
 
 
+@pytest.mark.slow
 def test_a_report_tells_of_the_model_that_was_pruned_last_as_long_as_it_is_held() -> None:
     splits: Any = {name: batches(2, seed) for seed, name in enumerate(("score", "choose", "report"))}
     heads = wrap(classifier(), losses.classification, **splits)
@@ -140,6 +141,7 @@ def test_a_report_tells_of_the_model_that_was_pruned_last_as_long_as_it_is_held(
     assert "Your model" not in " ".join(heads.report(**once).sentences)
 
 
+@pytest.mark.slow
 def test_a_report_measures_batches_of_another_kind_too() -> None:
     splits = {name: batches(2, seed) for seed, name in enumerate(("score", "choose", "report"))}
     odd = wrap(classifier(), losses.classification, **splits, shift={"odd": batches(4, 9)})
@@ -164,6 +166,7 @@ def test_a_split_that_was_not_given_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_heads_are_chosen_by_a_search_too(heads: Heads) -> None:
     masks = heads.masks(keep=[6, 5], by="greedy_refit")
     assert [len(mask.kept) for mask in masks] == [6, 5]

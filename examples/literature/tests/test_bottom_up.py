@@ -1,5 +1,7 @@
 """The heads of one block after the other, against a plain loop."""
 
+import pytest
+
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask
 from mhaprune.lab.model.seq2seq import Seq2Seq
@@ -12,6 +14,7 @@ from mhaprune.scorers.scoring import Scoring
 from mhaprune_literature.bottom_up import BottomUp
 
 
+@pytest.mark.slow
 def test_bottom_up_settles_one_block_after_the_other_on_refitted_models(model: Seq2Seq, splits: Splits) -> None:
     """Against a plain loop."""
     score, budget = splits.score, 7

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from mhaprune_literature.swap import Swap
 from support.models import evidence_of, judged, loss_of
 
 
+@pytest.mark.slow
 def test_swap_ends_where_no_exchange_helps(model: Seq2Seq, splits: Splits) -> None:
     judge = evidence_of(model, splits)
     bad = judged(model, -judge.score(model))

@@ -136,6 +136,7 @@ def tables(timed: bool, published: frozenset[tuple[int, int]] = LATE, other: Any
     return AlignmentHeads(**{"most": 3, "draws": 5} | settings).tables(study)
 
 
+@pytest.mark.slow
 def test_planted_heads_are_found_and_a_published_list_that_is_late_is_said_to_be() -> None:
     found = tables(timed=True)
     lists = found["lists"].set_index("list")
@@ -203,6 +204,7 @@ def test_a_sound_is_heard_to_its_end_and_a_text_from_its_first_word_to_its_last(
         assert each.words.tolist() == [0, 1, 2, 3, 4, 5, -1]
 
 
+@pytest.mark.slow
 def test_random_lists_are_as_long_as_the_one_that_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alignment_heads, "enough", lambda sizes: [int(n) for n in sizes["head"]])
     drawn: list[list[int]] = []
@@ -218,6 +220,7 @@ def test_random_lists_are_as_long_as_the_one_that_is_found(monkeypatch: pytest.M
     assert all(len(set(each)) == 3 for each in drawn), "three different heads, as in the list"
 
 
+@pytest.mark.slow
 def test_only_candidates_join_a_list() -> None:
     assert len(tables(timed=True, candidates=2)["sizes"]) == 2
     sounds = [*heard(cast(Any, Listener()), examples(4, 0, True))]
@@ -248,6 +251,7 @@ def test_all_times_are_moved_by_what_suits_the_choose_split() -> None:
         assert row["within_100"] > 0.9
 
 
+@pytest.mark.slow
 def test_a_list_is_no_longer_than_allowed() -> None:
     found = tables(timed=True, most=1)
     assert found["sizes"]["size"].tolist() == [1]

@@ -182,6 +182,7 @@ def test_removed_heads_are_grey_and_say_so(run: Run, cache: Path, tmp_path: Path
         check_legible(plot)
 
 
+@pytest.mark.slow
 def test_what_long_examples_look_like(cache: Path, tmp_path: Path) -> None:
     """Forty symbols, longer than any that was trained: every so many tokens have a name, and all names can be read."""
     settings = [f"cache={cache}", f"example={'012345' * 6}0123"]

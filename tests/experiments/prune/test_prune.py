@@ -246,6 +246,7 @@ def test_gates_trained_on_what_is_left_are_kept_for_what_is_left(study: Study) -
     assert first["left"] != second["left"]
 
 
+@pytest.mark.slow
 def test_what_was_trained_before_counts_for_the_control_and_how_far_the_controls_are_is_known(
     study: Study, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +289,7 @@ def test_ten_comes_after_nine() -> None:
     assert list(by_group(outcome, ["10 symbols", "9 symbols", "10 symbols"])["group"]) == ["9 symbols", "10 symbols"]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_tables(
     cache: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
