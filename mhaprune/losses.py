@@ -150,7 +150,7 @@ def name_of(quality: Judge) -> str:
 
 def unit_of(loss: Judge) -> str:
     """Return the unit of a loss: nats for a likelihood, else its attribute `unit`, an empty text without one."""
-    return "nats" if loss in (classification, language_model, seq2seq) else str(getattr(loss, "unit", ""))
+    return "nats" if loss in (classification, language_model, seq2seq) else str(getattr(loss, "unit", None) or "")
 
 
 def check_counted(loss: Judge, split: Batches, name: str) -> None:

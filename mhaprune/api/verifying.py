@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from decimal import Decimal, InvalidOperation
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,17 @@ from mhaprune.api.saved import load
 from mhaprune.losses import Drift, Judge, name_of, quality_for
 from mhaprune.measure.accuracy import accuracy_columns, by_kind
 from mhaprune.measure.outcomes import measure
-from mhaprune.saving.model_card import CARD, TABLE, counts_in, front_matter, lines_of, own_rows, written, wrote_card
+from mhaprune.saving.model_card import CARD, TABLE, counts_in, front_matter, gone_in, lines_of, own_rows, wrote_card
 from mhaprune.settings.ranges import checked
+from mhaprune.settings.refusals import visible
 from mhaprune.subjects.batches import Batches
 from mhaprune.surgery.record import Cut
-from mhaprune.tables import KIND, by_block, head_names
+from mhaprune.tables import KIND
 from mhaprune.wrapping.build import call_plainly, with_dense
 from mhaprune.wrapping.wrapped_model import WrappedModel
 
 NOISE = 1e-5
-"""The largest relative difference that another processor may make."""
+"""The largest difference that another processor may make, relative to the number or to 0.05 if that is larger."""
 
 
 @checked
@@ -51,22 +54,24 @@ def verify(
     (True, 12)
     """
     folder, judges = Path(path), (loss, quality or quality_for(loss))
-    small = load(path, "cpu", trust_remote_code, model)
+    device = "cpu" if whole is None else next(whole.parameters()).device
+    small = load(path, device, trust_remote_code, model)
     if not wrote_card(folder):
         raise ValueError(f"path={path}: has no {CARD} of mhaprune.save, whose numbers could be measured")
     if isinstance(loss, Drift) and whole is None:
         raise ValueError("whole=None: this loss compares with the whole model, give it: whole=model")
-    given, text = Batches.of(batches, "batches"), (folder / CARD).read_text()
+    given, text = Batches.of(batches, "batches"), visible_lines((folder / CARD).read_text(errors="replace"))
     if isinstance(loss, Drift) and whole is not None:
         given = with_dense(_subject(whole, judges, call), given, loss)
     known = [_measured(each, judges, call, given) if each is not None else {} for each in (small, whole)]
     lines, table = lines_of(text), _table(text)
     rows = [*_removals(lines, Cut.of(small)), *_rows(table, lines, *known)]
-    said = known[0].get(next((row[KIND] for row in table if row.get("worst") == "True"), ""), {})
+    own = [row for row, of_it in zip(table, own_rows(table, lines), strict=True) if of_it]
+    worst = next((row[KIND] for row in own if row.get("worst") == "True" and KIND in row), "")
+    said = known[0].get(worst, {})
     for metric in _metrics(front_matter(folder)):
-        name, value = str(metric.get("type")), str(metric.get("value"))
-        of = {"loss": "loss", name_of(judges[1]): "quality"}.get(name, "")
-        rows.append(_compared(f"model-index: {name}", value, said.get(of)))
+        of = {name_of(judges[1]): "quality", "loss": "loss"}.get(metric["type"], "")
+        rows.append(_compared(f"model-index: {metric['type']}", metric["value"], said.get(of)))
     return pd.DataFrame(rows, columns=["number", "card", "measured", "agrees"])
 
 
@@ -75,7 +80,7 @@ Numbers = dict[str, dict[str, Any]]
 
 
 def _subject(model: nn.Module, judges: tuple[Judge, Judge], call: Any) -> WrappedModel:
-    return WrappedModel(model.eval(), (), (), *judges, call or call_plainly)
+    return WrappedModel(model, (), (), *judges, call or call_plainly)
 
 
 def _measured(model: nn.Module, judges: tuple[Judge, Judge], call: Any, given: Batches) -> Numbers:
@@ -83,64 +88,75 @@ def _measured(model: nn.Module, judges: tuple[Judge, Judge], call: Any, given: B
     return {kind: accuracy_columns(part) for kind, part in by_kind(outcome, given).items()}
 
 
+def visible_lines(card: str) -> str:
+    """Return the text of a card, which may be anybody's, without signs that steer a terminal."""
+    return "\n".join(map(visible, card.splitlines()))
+
+
 def _table(card: str) -> list[dict[str, str]]:
     """Return the rows of the table in a card, as texts by column."""
-    lines = [line for line in card.partition(f"{TABLE}\n")[2].splitlines() if line.startswith("| ")]
-    names, _, *rows = [[cell.replace("&#124;", "|") for cell in line[2:-2].split(" | ")] for line in lines] or [[], []]
-    return [dict(zip(names, row, strict=False)) for row in rows]
+    after = card.partition(f"{TABLE}\n")[2].strip().splitlines()
+    lines = [*takewhile(lambda line: line.startswith("|"), after)]
+    cells = [[cell.strip().replace("&#124;", "|") for cell in line.strip()[1:-1].split("|")] for line in lines]
+    return [dict(zip(cells[0], row, strict=False)) for row in cells[2:]]
 
 
-def _metrics(front: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the metrics of a front matter, which may be anybody's."""
+def _metrics(front: dict[str, Any]) -> list[dict[str, str]]:
+    """Return types and values of the metrics of a front matter, as texts; nothing of one that has none of that form."""
     with suppress(TypeError, AttributeError, KeyError):
-        for index in front.get("model-index") or ():
-            for result in index["results"]:
-                yield from result["metrics"]
+        results = [result for index in front.get("model-index") or () for result in index["results"]]
+        metrics = [metric for result in results for metric in result["metrics"]]
+        return [{name: visible(str(metric[name])) for name in ("type", "value")} for metric in metrics]
+    return []
 
 
 def _compared(number: str, card: str, measured: Any) -> dict[str, Any]:
     """Return a row: a number of a card beside what was measured. Texts agree if they are equal, numbers if they are to
-    the digits that `written` writes."""
+    the digits that the card has."""
     agrees: bool | None = None
-    if isinstance(measured, str | int):
+    if isinstance(measured, str | int) or (measured is not None and not math.isfinite(measured)):
         agrees = card == str(measured)
     elif measured is not None:
-        said = math.nan
-        with suppress(ValueError):
-            said = float(card)
-        last = 10.0 ** (math.floor(math.log10(abs(measured))) - 3) if measured else 0.0  # worth of the fourth digit
-        agrees = abs(said - measured) <= 0.51 * last + NOISE * abs(measured) or card == written(measured)
+        agrees = False
+        with suppress(InvalidOperation, OverflowError, TypeError):
+            last = 10.0 ** int(Decimal(card).as_tuple().exponent)
+            agrees = abs(float(card) - measured) <= 0.51 * last + NOISE * max(abs(measured), 0.05)
     return {"number": number, "card": card, "measured": measured, "agrees": agrees}
 
 
 def _removals(lines: Sequence[str], cut: Cut | None) -> Iterator[dict[str, Any]]:
     """Yield a row for each line of a card that says what was removed. The heads that it lists and those that the folder
-    says are left must be all of their blocks, if there was one removal."""
-    left = [set(each) for each in (cut.heads if cut else {}).values()]
+    says are left must be all of their blocks, if heads were removed once and do not stream."""
+    left = [{*each} for each in (cut.heads if cut else {}).values()]
+    if left and not lines:
+        yield {"number": "removal", "card": "", "measured": "heads are gone", "agrees": False}
     for at, line in enumerate(lines):
         removed, before, which = counts_in(line)
         lists = [[int(n) for n in part.rpartition(": ")[2].split()] for part in which.split(", ") if "unit" not in part]
         right = removed <= before and ("units" in which or removed == sum(map(len, lists)))
-        right &= at == 0 or before == counts_in(lines[at - 1])[1] - counts_in(lines[at - 1])[0]
-        if len(lines) == 1 and len(left) == len(lists) and "units" not in which:
-            right &= all(
-                {*gone} | kept == {*range(len(gone) + len(kept))} for gone, kept in zip(lists, left, strict=True)
-            )
+        if at and line.split()[3].rstrip(":") == lines[at - 1].split()[3].rstrip(":"):  # of the same unit
+            right &= before == counts_in(lines[at - 1])[1] - counts_in(lines[at - 1])[0]
+        if len(lines) == 1 and f" of {before} heads: " in line and "units" not in which and "see the first" not in line:
+            right &= len(lists) == len(left) and before >= removed + sum(map(len, left))
+            wholes = [[{*gone} | kept == {*range(len(gone) + len(kept))} for kept in left] for gone in lists]
+            right &= all(map(any, wholes)) and all(map(any, zip(*wholes, strict=True)))
         yield {"number": f"removal {at + 1}", "card": line, "measured": None, "agrees": right}
 
 
 def _rows(
     table: Sequence[dict[str, str]], lines: Sequence[str], small: Numbers, whole: Numbers
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each number of a table of `Heads.evaluate`, see `own_rows`."""
-    removed, before, which = counts_in(lines[-1]) if lines else (0, 0, "")
+    """Yield a row for each number of a table of `Heads.evaluate`, see `own_rows`. The whole model has rows with
+    as many heads as there were before the first removal."""
+    (removed, before, which), first = counts_in(lines[-1]) if lines else (0, 0, ""), lines and counts_in(lines[0])[1]
     for at, (row, own) in enumerate(zip(table, own_rows(table, lines), strict=True)):
-        mask = by_block(head_names(row.get("removed", "")))
-        numbers = small if own else whole if "removed" in row and not mask else {}
-        known = numbers.get(row.get(KIND, ""), {})
-        if lines:
-            gone = removed if own else len(head_names(row.get("removed", "")))
-            known = {**known, "heads_kept": before - gone}
+        mask, kept = gone_in(row), row.get("heads_kept", "")
+        dense = "removed" in row and not mask and (kept == str(first) or len(lines) < 2)
+        known = (small if own else whole if dense else {}).get(row.get(KIND, ""), {})
+        if lines and (mask or own):
+            known = {**known, "heads_kept": before - (removed if own else len(row["removed"].split()))}
+        elif lines and dense:
+            known = {**known, "heads_kept": first}
         if own and mask:
             known["removed"] = row["removed"] if mask == which else which
         for column, cell in row.items():

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pandas as pd
 import torch
+import yaml
 from torch import nn
 
 from mhaprune.attention.layer import MultiHeadAttention
@@ -85,6 +86,8 @@ def save_folder(
     """
     if not str(path):
         raise ValueError('path="": must name a folder')
+    with foreign(f"about={about}: must be texts, numbers and lists of them"):
+        yaml.safe_dump(dict(about or {}))
     folder = make_folder("path", Path(path))
     if links := [each.name for each in folder.iterdir() if each.is_symlink()]:
         raise ValueError(f"path={path}: {links[0]!r} is a link, through which nothing is written")

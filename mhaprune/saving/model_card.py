@@ -102,33 +102,39 @@ def _front(content: Mapping[str, Any]) -> str:
 
 def front_matter(folder: Path) -> dict[str, Any]:
     """Return the front matter of the README in a folder; nothing if it has none that can be read."""
-    found = FRONT.match((folder / CARD).read_text(errors="replace")) if (folder / CARD).is_file() else None
-    with suppress(yaml.YAMLError, TypeError):
-        return {**(yaml.safe_load(found[1]) if found else {})}
+    with suppress(Exception):  # it may be anybody's
+        found = FRONT.match((folder / CARD).read_text(errors="replace"))
+        text = found[1] if found else ""
+        if sum(map(text.count, "[{")) > 500:  # nested, they take minutes to read
+            return {}
+        if not any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            return {**yaml.safe_load(text)}  # an alias may stand for gigabytes
     return {}
 
 
 def _of_origin(model: Any) -> dict[str, str]:
-    """Return the base model and the licence, as far as the place tells them that a model was read from. The path of a
-    folder is private and is not named, and the card there may be anybody's."""
-    origin = str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
+    """Return the base model and the licence, as far as the place tells them that a model was read from: its name if
+    that is one on a hub, else what the card there says, which may be anybody's. The path of a folder is private."""
+    config = getattr(model, "config", None)
+    origin = str(getattr(config, "_name_or_path", "") or "")
+    of_hub = isinstance(getattr(config, "_commit_hash", None), str)  # which transformers notes of what a hub gave
     known = front_matter(Path(origin)) if origin else {}
-    base = known.get("base_model") if Path(origin).exists() else origin
+    base = origin if of_hub else known.get("base_model")
     found = {"base_model": (base, HUB_NAME), "license": (known.get("license"), re.compile(r"[\w.-]{1,96}"))}
-    return {name: str(value) for name, (value, allowed) in found.items() if allowed.fullmatch(str(value or ""))}
+    return {name: each for name, (each, allowed) in found.items() if isinstance(each, str) and allowed.fullmatch(each)}
 
 
 def _measured(folder: Path, table: pd.DataFrame) -> dict[str, Any]:
     """Return the row of a table that is of the model in a folder, see `own_rows`, as the `model-index` of a hub; of
     several kinds of examples that of the worst. A table without such a row gives nothing."""
     lines = lines_of((folder / CARD).read_text())
-    own = own_rows([{str(name): cell for name, cell in row.items()} for row in table.to_dict("records")], lines)
-    left = str(counts_in(lines[-1])[1] - counts_in(lines[-1])[0]) if lines else ""
-    rows = table[own]
-    rows = rows[rows["worst"]] if "worst" in rows else rows
-    rows = rows if not lines or all(rows["heads_kept"].astype(str) == left) else rows[:0]
-    names = {column: str(table.attrs.get(column, column)) for column in METRICS if column in table}
-    if len(rows) != 1 or not all(math.isfinite(rows[column].iloc[0]) for column in names):
+    if table.columns.has_duplicates or not {*METRICS, "heads_kept", "removed"} <= {*table}:
+        return {}
+    rows = table[own_rows([dict(row) for _, row in table.astype(str).iterrows()], lines, strictly=True)]
+    rows = rows[rows["worst"].astype(str) == "True"] if "worst" in rows else rows
+    names = {column: str(table.attrs.get(column, column)) for column in METRICS}
+    numbers = [rows[column].iloc[0] for column in METRICS] if len(rows) == 1 else [math.nan]
+    if not all(isinstance(number, float) and math.isfinite(number) for number in numbers):
         return {}
     metrics = [
         {"type": column if column == "loss" else name, "name": name, "value": float(written(rows[column].iloc[0]))}
@@ -146,17 +152,33 @@ def counts_in(line: str) -> tuple[int, int, str]:
     return removed, before, line.partition(": ")[2].partition(", then ")[0].partition(" (")[0]
 
 
-def own_rows(rows: Sequence[Mapping[str, Any]], lines: Sequence[str]) -> list[bool]:
-    """Return which rows of a table of `Heads.evaluate` are of the model of a card: those of the mask that its last line
-    names, unless the model was recovered afterwards, and those of a whole model that has lost these heads before."""
+def own_rows(rows: Sequence[Mapping[str, str]], lines: Sequence[str], strictly: bool = False) -> list[bool]:
+    """Return which rows of a table of `Heads.evaluate`, as texts, are of the model of a card: those of the mask that
+    its last line names, unless the model was recovered afterwards, and those of a whole model that has lost these heads
+    before. Unless `strictly`, a row that may be this model's but for a number that was altered counts too."""
     removed, before, which = counts_in(lines[-1]) if lines else (0, 0, "")
-    recovered = bool(lines) and ", then " in lines[-1]
-    masks = [by_block(head_names(row.get("removed", ""))) for row in rows]
-    left = [str(row.get("heads_kept")) == str(before - removed) for row in rows]
-    masked = [mask == which if which in masks else kept for mask, kept in zip(masks, left, strict=True)]
-    whole = [not lines or str(row.get("heads_kept")) != str(before) for row in rows]
-    found = [not recovered and masked[n] if mask else whole[n] for n, mask in enumerate(masks)]
-    return [own and "removed" in row for own, row in zip(found, rows, strict=True)]
+    recovered, left = bool(lines) and ", then " in lines[-1], str(before - removed)
+    known = {str(counts_in(line)[1]) for line in lines}
+    masks = [gone_in(row) for row in rows]
+    found = []
+    for row, mask in zip(rows, masks, strict=True):
+        kept = row.get("heads_kept", "")
+        if mask:
+            alike = mask == which and "units" not in which and (kept == left or not strictly)
+            own = not recovered and (alike or (not strictly and which not in masks and kept == left))
+        else:
+            own = not lines or kept == left or (not strictly and kept not in known)
+        found.append(own and "removed" in row)
+    return found
+
+
+def gone_in(row: Mapping[str, str]) -> str:
+    """Return which heads a row of a table has removed, as `by_block` writes them; the text itself if it names none."""
+    cell = row.get("removed", "")
+    try:
+        return by_block(head_names(cell))
+    except ValueError:
+        return cell
 
 
 def lines_of(card: str) -> list[str]:

@@ -82,8 +82,11 @@ def installed() -> tuple[str, ...]:
 def _has_extra(extra: str) -> bool:
     """Return whether all packages of an extra of mhaprune are installed."""
     wanted = [each for each in requires("mhaprune") or () if f'extra == "{extra}"' in each.replace("'", '"')]
+    nested = [found[1] for each in wanted if (found := re.match(r"mhaprune\[([\w-]+)\]", each))]
     with suppress(PackageNotFoundError):
-        return bool(wanted and [version(re.split(r"[^\w.-]", each)[0]) for each in wanted])
+        return bool(
+            wanted and all(version(re.split(r"[^\w.-]", each)[0]) for each in wanted) and all(map(_has_extra, nested))
+        )
     return False
 
 

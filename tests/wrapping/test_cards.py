@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from torch import nn
 
 import mhaprune
@@ -14,6 +15,7 @@ from mhaprune.saving.model_card import front_matter
 from support.classifier import batches, classifier
 
 REPORT = batches(2, 2)
+DRIFT = losses.Drift(represent=lambda output, batch: output["logits"])
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +72,7 @@ def test_what_a_hub_reads(folder: Path, tmp_path: Path) -> None:
     table = (folder / "README.md").read_text().splitlines()[-1].split(" | ")
     assert metrics == {"accuracy": float(table[4]), "loss": float(table[1])}
     model = classifier()
-    model.config = type("Config", (), {"_name_or_path": "someone/something"})()  # type: ignore[assignment]
+    model.config = type("Config", (), {"_name_or_path": "someone/something", "_commit_hash": "1f"})()  # type: ignore[assignment]
     mhaprune.save(model, tmp_path / "hub", about={"license": "mit", "tags": ["a: b"]})
     assert front_matter(tmp_path / "hub") == {
         "library_name": "pytorch",
@@ -78,6 +80,9 @@ def test_what_a_hub_reads(folder: Path, tmp_path: Path) -> None:
         "base_model": "someone/something",
         "license": "mit",
     }
+    vars(model.config).update(_name_or_path="private/folder", _commit_hash=None)
+    mhaprune.save(model, tmp_path / "private")
+    assert "base_model" not in front_matter(tmp_path / "private"), "no hub has given it"
     vars(model.config)["_name_or_path"] = str(tmp_path / "hub")
     mhaprune.save(model, tmp_path / "next")
     assert front_matter(tmp_path / "next") == {
@@ -89,11 +94,119 @@ def test_what_a_hub_reads(folder: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in (tmp_path / "next" / "README.md").read_text(), "a path is private"
 
 
-@pytest.mark.parametrize("front", ["- 1", "model-index: 3", "model-index: [{results: 1}]", "a: [", "'"])
-def test_a_front_matter_may_be_anything(folder: Path, front: str) -> None:
+BOMB = "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))])
+ODD = [
+    "- 1",
+    "model-index: 3",
+    "model-index: [{results: 1}]",
+    "model-index: [{results: [{metrics: [3]}]}]",
+    "a: [",
+    "'",
+]
+ODD += ["date: 2024-02-30", "a: !!int x", "a: " + 3000 * "[", f"{BOMB}\nlicense: *a11", f"n: {5000 * '1'}"]
+
+
+@pytest.mark.parametrize("front", ODD, ids=range(len(ODD)))
+def test_a_front_matter_may_be_anything(folder: Path, front: str, tmp_path: Path) -> None:
     card = folder / "README.md"
-    card.write_text(f"---\n{front}\n---\n{card.read_text().split('---', 2)[2]}")
-    assert verified(folder)["agrees"].dropna().all()
+    card.write_bytes(f"---\n{front}\n---\n{card.read_text().split('---', 2)[2]}\x1b[2J".encode() + b"\xff")
+    found = verified(folder)
+    assert found["agrees"].dropna().all()
+    assert "\x1b" not in repr(found)
+    model = classifier()
+    model.config = type("Config", (), {"_name_or_path": str(folder)})()  # type: ignore[assignment]
+    mhaprune.save(model, tmp_path / "again")
+    assert "license" not in front_matter(tmp_path / "again")
+
+
+TABLES = [
+    pd.DataFrame({"task": ["sst2"], "accuracy": [0.9]}),
+    pd.DataFrame({"heads_kept": [5], "quality": ["58 %"], "loss": [None], "removed": ["half of it"]}),
+    pd.DataFrame([[5, 5]], columns=["heads_kept", "heads_kept"]),
+    pd.DataFrame({"heads_kept": [5], "quality": [0.5], "loss": [0.1], "removed": ["attention.1.1"], "worst": ["no"]}),
+    pd.DataFrame(),
+]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=range(len(TABLES)))
+def test_a_table_may_be_anything_too(heads: Any, table: pd.DataFrame, tmp_path: Path) -> None:
+    mhaprune.save(heads.prune(keep=5), tmp_path / "small", table=table)
+    assert "model-index" not in front_matter(tmp_path / "small")
+    verified(tmp_path / "small")
+    with pytest.raises(ValueError, match=r"^about=\{'x': .*\}: must be texts, numbers and lists of them"):
+        mhaprune.save(heads.prune(keep=5), tmp_path / "none", about={"x": Path("a")})
+    assert not (tmp_path / "none").exists()
+
+
+def test_numbers_of_another_mask_are_not_published(heads: Any, tmp_path: Path) -> None:
+    ours, other = heads.mask(keep=5), heads.mask(keep=5, by="random")
+    assert ours != other
+    mhaprune.save(heads.prune(mask=ours), tmp_path / "small", table=heads.evaluate(other))
+    assert "model-index" not in front_matter(tmp_path / "small")
+    assert not verified(tmp_path / "small")["agrees"].dropna().all()
+
+
+def test_kinds_rounded_tables_and_a_model_that_was_pruned_twice(tmp_path: Path) -> None:
+    kinds = {"near": batches(2, 2), "far": batches(2, 3)}
+    heads = mhaprune.wrap(classifier(), losses.classification, score=batches(2, 0), report=kinds)
+    for keep in (2, 5):
+        mask = heads.mask(keep=keep)
+        mhaprune.save(heads.prune(mask=mask), tmp_path / "kinds", table=heads.evaluate(mask).round(2))
+        found = mhaprune.verify(tmp_path / "kinds", losses.classification, kinds, model=classifier())
+        assert found["agrees"].dropna().all()
+        assert found["number"].str.startswith("model-index").sum() == 2
+    again = mhaprune.wrap(heads.prune(keep=5), losses.classification, score=batches(2, 0), report=REPORT)
+    mask = again.mask(keep=3)
+    for table in (heads.evaluate(), again.evaluate(mask)):
+        mhaprune.save(again.prune(mask=mask), tmp_path / "twice", table=table)
+        assert verified(tmp_path / "twice")["agrees"].dropna().all()
+
+
+LIES = {
+    "a line is missing": ("\n- 3 of 8 heads: ", "\n3 of 8 heads: "),
+    "heads of one block only": ("3 of 8 heads: attention.0: 0 2, attention.1: 1", "1 of 8 heads: attention.1: 1"),
+    "fewer than are left": ("3 of 8 heads", "3 of 4 heads"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_a_card_without_a_table_says_of_the_removal(heads: Any, lie: str, tmp_path: Path) -> None:
+    mhaprune.save(heads.prune(mask={0: [0, 2], 1: [1]}), tmp_path / "small")
+    assert verified(tmp_path / "small")["agrees"].all()
+    card = tmp_path / "small" / "README.md"
+    assert LIES[lie][0] in card.read_text()
+    card.write_text(card.read_text().replace(*LIES[lie]))
+    assert not verified(tmp_path / "small")["agrees"].all()
+
+
+def test_a_drift_is_measured_with_the_whole_model_which_stays_as_it_is(tmp_path: Path) -> None:
+    given = REPORT
+    heads = mhaprune.wrap(classifier(), DRIFT, score=given, report=given)
+    mask, whole = heads.mask(keep=5, by="gate_output"), classifier().train()
+    mhaprune.save(heads.prune(mask=mask), tmp_path / "small", table=heads.evaluate(mask))
+    found = mhaprune.verify(tmp_path / "small", DRIFT, given, model=classifier(), whole=whole)
+    assert found["agrees"].all()
+    assert whole.training
+
+
+def test_heads_of_an_encoder_decoder_and_the_line_for_its_tokenizer(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 20}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    ids = (torch.arange(24).reshape(4, 6) % 19) + 1
+    batch = {"input_ids": ids, "labels": ids}
+    heads = mhaprune.wrap(model, losses.seq2seq, score=[batch], report=[batch])
+    mask = [str(head) for head in heads.grid if head.head == 1]
+
+    class Tokenizer:
+        def save_pretrained(self, folder: Path) -> None:
+            (folder / "tokenizer.json").write_text("{}")
+
+    small: Any = heads.prune(mask=[*mask, str(heads.grid.heads[0])])
+    mhaprune.save(small, tmp_path / "small", Tokenizer())
+    assert mhaprune.verify(tmp_path / "small", losses.seq2seq, [batch])["agrees"].all()
+    line = "`AutoTokenizer.from_pretrained(folder, trust_remote_code=True)`"
+    assert line in (tmp_path / "small" / "README.md").read_text()
 
 
 def test_what_cannot_be_verified(folder: Path, heads: Any) -> None:

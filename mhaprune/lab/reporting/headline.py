@@ -271,7 +271,7 @@ def means_in_latex(means: pd.DataFrame) -> str:
         models = ", ".join(map(str, of_setting["models"].unique()))
         rows.append([*(_escaped(str(of_setting[name].iloc[0])) for name in settings), *cells, models])
     names = [f"{number} (%)" if percent[number] else number for number in numbers]
-    heads = [_stacked(textwrap.wrap(_escaped(name), 16)) for name in (*settings, *names, "models")]
+    heads = [_stacked([*map(_escaped, textwrap.wrap(name, 16))]) for name in (*settings, *names, "models")]
     lines = [" & ".join(cells) + r" \\" for cells in (heads, *rows)]
     columns = "l" * len(settings) + "c" * (len(names) + 1)
     parts = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]

@@ -208,17 +208,17 @@ def compare(
     numbers = numbers_of(models, settings)
     once = {run.label for run in models}
     tables = {name: frame[frame[LABEL].isin(once)] for name, frame in tables.items()}
-    plots, means = list[Plot](), pd.DataFrame()
+    plots, means, none = list[Plot](), pd.DataFrame(), list[str]()
     try:
         common = [*means_in_words(numbers, settings), *kind.say_in_common(tables), *_beware(runs, models)]
         means = means_table(numbers, settings)
         plots = list(draw((lambda _: against_settings(numbers, settings), *kind.figures_over_runs), tables))
+        why = "there is one" if len(models) < 2 else "no number is in all of them" if means.empty else ""
+        none = [f"No figure compares runs of {kind.__name__.lower()}: {why}."] if why and not plots else []
     except Exception as error:  # tables may hold anything
         common = [f"Runs of {kind.__name__.lower()} cannot be compared, {reason(error)}."]
     many = [f"What each of {len(runs)} runs found is in index.html."]
     each = [Aside(f"{run.label}: {run.sentence}") for run in runs if run.sentence]
-    why = "there is one" if len(models) < 2 else "no number is in all of them" if means.empty else ""
-    none = [f"No figure compares runs of {kind.__name__.lower()}: {why}."] if why else []
     return [*common, *none, *(many if len(runs) > MOST_RUNS else each)], plots, means
 
 

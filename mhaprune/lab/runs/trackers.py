@@ -37,7 +37,7 @@ def hand_over(name: str | None, results: Results) -> None:
         return
     try:
         tracker(name)(results.tables, {each: plot.figure for each, plot in results.figures.items()})
-    except Exception as error:  # of code that is anybody's
+    except (Exception, SystemExit) as error:  # of code that is anybody's
         log.warning(
             "on_results=%s: failed (%s: %s); the results are complete",
             name,
