@@ -1,5 +1,8 @@
 """A small model that is not ours, with padded batches for it."""
 
+from copy import deepcopy
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
@@ -39,6 +42,14 @@ def batches(count: int, seed: int = 0) -> list[dict[str, Tensor]]:
 
 
 def classifier() -> Classifier:
+    """The model after thirty steps, and the random numbers that follow them. It is trained once."""
+    model, state = _trained(torch.get_default_dtype())
+    torch.set_rng_state(state)
+    return deepcopy(model)
+
+
+@cache
+def _trained(dtype: torch.dtype) -> tuple[Classifier, Tensor]:
     torch.manual_seed(0)
     model = Classifier()
     optimiser = torch.optim.Adam(model.parameters(), 0.01)
@@ -46,4 +57,4 @@ def classifier() -> Classifier:
         optimiser.zero_grad()
         nn.functional.cross_entropy(model(**batch)["logits"], batch["labels"]).backward()
         optimiser.step()
-    return model
+    return model, torch.get_rng_state()
