@@ -141,6 +141,7 @@ def test_a_job_that_takes_too_long_fails(run: Quick, tmp_path: Path) -> None:
         do(run, tmp_path, time_limit=0.2)
 
 
+@pytest.mark.usefixtures("as_in_a_terminal")
 def test_an_interrupt_is_no_failure_of_a_job(run: Quick, tmp_path: Path) -> None:
     """Else the sweep would go on with the next one."""
     run.first = lambda: signal.raise_signal(signal.SIGINT)
