@@ -6,10 +6,12 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+from mhaprune.settings import plugins
 from support import ROOT
 
 PARTS = ("mhaprune", "conf", "examples", "pyproject.toml", "setup.py", "README.md", "LICENSE")
@@ -92,3 +94,19 @@ def test_plug_ins_of_a_wheel_are_used_and_results_lie_where_it_runs(site: Path, 
     assert done.returncode == 0, done.stderr
     assert [each.name for each in tmp_path.iterdir()] == ["results"]
     assert (site / "mhaprune_literature/conf/scorer/integrated_gradients_all.yaml").exists()
+
+
+def test_an_extra_is_there_with_the_packages_of_the_extras_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ['mhaprune[hf]; extra == "minilm"', 'weights; extra == "minilm"', 'transformers<6,>=5; extra == "hf"']
+    there = {"mhaprune", "weights", "transformers"}
+
+    def version(name: str) -> str:
+        if name not in there:
+            raise PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr(plugins, "requires", lambda name: wanted)
+    monkeypatch.setattr(plugins, "version", version)
+    assert plugins._has_extra("minilm")
+    there.remove("transformers")
+    assert not plugins._has_extra("minilm")

@@ -21,13 +21,17 @@ def log(tables, figures):
 def broken(tables, figures):
     raise ConnectionError("no server\\nthere")
 
+def leaves(tables, figures):
+    raise SystemExit(3)
+
 number = 3
 """
 
 
 @pytest.fixture(autouse=True)
 def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "my_tracker.py").write_text(CODE)
+    for name in ("my_tracker", "my_tracker_too"):
+        (tmp_path / f"{name}.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(plugins, "_allowed", {"mhaprune"})
@@ -50,15 +54,20 @@ def test_it_gets_the_tables_and_figures_of_a_run_that_is_complete(tmp_path: Path
     assert {path.suffix for path in files} == {*kinds}
 
 
-def test_an_error_of_it_is_said_and_loses_nothing(tmp_path: Path, cache: Path) -> None:
-    done = run_here(main, *given(tmp_path, cache, "plugins=[my_tracker]", "on_results=my_tracker.broken"))
+@pytest.mark.parametrize(
+    ("name", "error"), [("broken", "ConnectionError: no server there"), ("leaves", "SystemExit: 3")]
+)
+def test_an_error_of_it_is_said_and_loses_nothing(name: str, error: str, tmp_path: Path, cache: Path) -> None:
+    done = run_here(main, *given(tmp_path, cache, "plugins=[my_tracker]", f"on_results=my_tracker.{name}"))
     assert done.returncode == 0
-    said = "on_results=my_tracker.broken: failed (ConnectionError: no server there); the results are complete"
+    said = f"on_results=my_tracker.{name}: failed ({error}); the results are complete"
     assert said in done.stdout + done.stderr
     assert (tmp_path / "run/report.html").exists()
 
 
-@pytest.mark.parametrize("name", ["my_tracker.number", "my_tracker.none", "os.getcwd", "log", "mhaprune.run"])
+@pytest.mark.parametrize(
+    "name", ["my_tracker_too.log", "my_tracker.number", "my_tracker.none", "os.getcwd", "log", "mhaprune.run"]
+)
 def test_what_it_may_name(name: str, tmp_path: Path, cache: Path) -> None:
     done = run_here(main, *given(tmp_path, cache, "plugins=[my_tracker]", f"on_results={name}"))
     assert done.returncode == 1

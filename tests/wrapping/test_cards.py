@@ -138,6 +138,26 @@ def test_a_table_may_be_anything_too(heads: Any, table: pd.DataFrame, tmp_path: 
     assert not (tmp_path / "none").exists()
 
 
+def test_a_measure_and_a_call_of_ones_own_and_a_column_with_a_bar(tmp_path: Path) -> None:
+    def hits(output: Any, batch: Any) -> Any:
+        return (output.argmax(-1) == batch["labels"]).float() / 2
+
+    def call(network: Any, batch: Any) -> Any:
+        return network(batch["input_ids"], batch["attention_mask"])["logits"]
+
+    def loss(output: Any, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(output, batch["labels"], reduction="none")
+
+    own: Any = {"quality": hits, "call": call}
+    heads = mhaprune.wrap(classifier(), loss, score=batches(2, 0), report=REPORT, **own)
+    mask = heads.mask(keep=5)
+    mhaprune.save(heads.prune(mask=mask), tmp_path, table=heads.evaluate(mask).assign(**{"a|b": "c|d"}))
+    found = mhaprune.verify(tmp_path, loss, REPORT, model=classifier(), **own).set_index("number")
+    assert found["agrees"].dropna().all()
+    assert found.loc["row 2 quality", "agrees"]
+    assert found.loc["row 1 a|b", "card"] == "c|d"
+
+
 def test_numbers_of_another_mask_are_not_published(heads: Any, tmp_path: Path) -> None:
     ours, other = heads.mask(keep=5), heads.mask(keep=5, by="random")
     assert ours != other
@@ -160,6 +180,23 @@ def test_kinds_rounded_tables_and_a_model_that_was_pruned_twice(tmp_path: Path) 
     for table in (heads.evaluate(), again.evaluate(mask)):
         mhaprune.save(again.prune(mask=mask), tmp_path / "twice", table=table)
         assert verified(tmp_path / "twice")["agrees"].dropna().all()
+
+
+def test_the_second_removal_begins_with_what_the_first_left(heads: Any, tmp_path: Path) -> None:
+    again = mhaprune.wrap(heads.prune(keep=5), losses.classification, score=batches(2, 0))
+    mhaprune.save(again.prune(keep=3), tmp_path)
+    assert verified(tmp_path)["agrees"].all()
+    card = tmp_path / "README.md"
+    card.write_text(card.read_text().replace("- 2 of 5 heads", "- 2 of 6 heads"))
+    assert not verified(tmp_path)["agrees"].all()
+
+
+def test_a_licence_is_a_short_name(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("---\nlicense: mit, see http://evil.example\nbase_model: a/b c\n---\n")
+    model = classifier()
+    model.config = type("Config", (), {"_name_or_path": str(tmp_path)})()  # type: ignore[assignment]
+    mhaprune.save(model, tmp_path / "again")
+    assert not {"license", "base_model"} & front_matter(tmp_path / "again").keys()
 
 
 LIES = {

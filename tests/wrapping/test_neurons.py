@@ -118,6 +118,8 @@ def test_without_a_name_neurons_are_chosen_by_a_score_whose_cost_does_not_grow_w
     heads = wrapped(network("gated"))
     assert heads.mask(keep=0.4) == heads.mask(keep=0.4, by="surgeon") != heads.mask(keep=0.4, by="ablation")
     assert usual_scores(heads) == ("surgeon", "gate_output", "random")
+    scored = heads.report(budgets=[0.5], refit=False, rounds=1).tables["heads"]["scorer"]
+    assert {*usual_scores(heads)} == {*scored}
     assert usual_scores(wrapped(network("gated"), ["head"]))[0] == usual_scores(heads.units("block"))[0] == "ablation"
 
 
