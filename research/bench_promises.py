@@ -61,7 +61,7 @@ def keep_promises(folder: Path, few: bool) -> None:
             for batch_size in batch_sizes[:1] if few else batch_sizes:
                 for n, faster in enumerate(SPEEDS[:1] if few else SPEEDS):
                     time = {"ms": served.promises["dense_ms"].iloc[-1] / faster} if n % 2 else {"faster": faster}
-                    served.mask(by="gate_output", batch_size=batch_size, **time)
+                    heads.mask(by="gate_output", batch_size=batch_size, runtime=runtime, **time)
         tables.append(heads.promises.assign(model=name))
         table = pd.concat(tables, ignore_index=True)
         table["missed_by"] = table["measured_ms"] / table["promised_ms"] - 1

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from mhaprune.api.sizes import CacheSize, Cost, Count, Even, PerBlock, Size, Speed
 from mhaprune.settings.ranges import Checked, Ge, Gt, check_type
+from mhaprune.wrapping.served import Runtime
 
 Number = float | int | None
 """A share or a number; None if it is not given."""
@@ -43,6 +44,8 @@ class Budget(Checked):
     """In place of `faster`: the milliseconds that a call of the smaller model takes on this machine."""
     batch_size: Annotated[int, Ge(1)] = 1
     """With `faster` or `ms`, the number of examples of *score* in a call that is timed."""
+    runtime: Runtime | None = None
+    """With `faster`, `ms` or `of="time"`, what computes the model that is timed, see `Heads.prune`; by default torch."""
     unit: Unit | None = None
     """The sets that are removed together, see `Heads.units`; `keep` then counts these."""
     even: bool | dict[Any, Any] = False
@@ -80,6 +83,8 @@ class Budget(Checked):
             raise ValueError(f"{time}: says how many units stay, leave {more[0]}= out")
         if self.batch_size != 1 and not time and self.of != "time":
             raise ValueError(f"batch_size={self.batch_size}: needs faster= or ms=")
+        if self.runtime not in (None, "torch") and not time and self.of != "time":
+            raise ValueError(f'runtime={self.runtime}: is where faster=, ms= and of="time" are measured, leave it out')
         if isinstance(self.even, dict) and self.keep is not None:
             raise ValueError(f"keep={self.keep}: even={self.even} says how many heads stay; leave one of them out")
         if self.of != "units" and (self.even or self.cache_bytes is not None):

@@ -217,7 +217,8 @@ class Heads(ScoredHeads):
         6
         """
         self.check_unchanged()
-        return choose(self, [Budget.given(keep, budget)], by, schedule)[0]
+        given = Budget.given(keep, budget)
+        return choose(self._in(given.runtime), [given], by, schedule)[0]
 
     @checked
     @shown()
@@ -234,7 +235,8 @@ class Heads(ScoredHeads):
         [6, 2]
         """
         self.check_unchanged()
-        return choose(self, [Budget.given(size, budget) for size in ([None] if keep is None else keep)], by, schedule)
+        given = [Budget.given(size, budget) for size in ([None] if keep is None else keep)]
+        return choose(self._in(given[0].runtime if given else None), given, by, schedule)
 
     @checked
     def prune(
@@ -280,21 +282,17 @@ class Heads(ScoredHeads):
         >>> [layer.num_heads for layer in heads.prune(even={1: 3}).attention]
         [4, 3]
         """
+        if runtime != "torch" and within is None:
+            how |= {"runtime": runtime}
         if mask is not None and how:
             raise ValueError(f"{next(iter(how))}: chooses heads, which mask= names already; leave one of them out")
-        if runtime != "torch":
-            timed = {*how} | {name for name in ("faster", "ms") if getattr(keep, name, None) is not None}
-            if within is None and not {"faster", "ms"} & timed:
-                raise ValueError(f"runtime={runtime}: is where faster=, ms= and within= are measured, leave it out")
-            return self._in(runtime).prune(
-                *(keep, by, refit, fine_tune, mask, within, copy), distil=distil, minutes=minutes, **how
-            )
         after = Recoveries(refit, fine_tune, distil, minutes, tested=within is not None)
         if within is not None:
             if keep is not None or mask is not None or {*how} - {"over"}:
                 raise ValueError(f"within={within:g}: says how many heads stay, leave keep=, mask= and budgets out")
+            timed = self._in(runtime)
             model = fastest_within(
-                self, within, partial(self.masks, by=by, **how), lambda mask: self._without(mask, after)
+                timed, within, partial(timed.masks, by=by, **how), lambda mask: timed._without(mask, after)
             ).model
         elif mask is None:
             model = self._without(self.mask(keep, by, **how), after, copy).model
@@ -462,9 +460,9 @@ class Heads(ScoredHeads):
         quality; with `distil=` also how much is `lost` of the dense model's quality, on the kind that loses most."""
         return pd.concat(self.promised.curves, ignore_index=True) if self.promised.curves else pd.DataFrame()
 
-    def _in(self, runtime: Runtime) -> Heads:
+    def _in(self, runtime: Runtime | None) -> Heads:
         """Return the heads whose model this runtime computes where it is timed."""
-        if runtime == self.subject.runtime:
+        if runtime in (None, self.subject.runtime):
             return self
         found = replace(self, subject=self.subject.changed(runtime=runtime))
         vars(found).update(scoring=self.scoring, promised=self.promised)
