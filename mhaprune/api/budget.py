@@ -45,7 +45,7 @@ class Budget(Checked):
     batch_size: Annotated[int, Ge(1)] = 1
     """With `faster` or `ms`, the number of examples of *score* in a call that is timed."""
     runtime: Runtime | None = None
-    """With `faster`, `ms` or `of="time"`, what computes the model that is timed, see `Heads.prune`; by default torch."""
+    """With `faster`, `ms` or `of="time"`, what computes the timed model, by default torch; see `Heads.prune`."""
     unit: Unit | None = None
     """The sets that are removed together, see `Heads.units`; `keep` then counts these."""
     even: bool | dict[Any, Any] = False

@@ -34,6 +34,7 @@ def test_a_recovery_is_drawn_beside_the_curve_of_its_scorer() -> None:
     assert plain.get_color() == after.get_color()
     assert plain.get_linestyle() != after.get_linestyle()
     np.testing.assert_allclose(np.asarray(after.get_ydata(), dtype=float), 0.9)
+    assert {"the most within the tolerance", "0.01 below the whole"} <= {each.get_label() for each in axes.get_lines()}
 
 
 def test_if_only_a_recovery_helps_it_comes_first() -> None:

@@ -173,10 +173,7 @@ def accuracy_curves(tables: Tables) -> Plot:
         look |= {"linestyle": ("--", ":", "-.")[i % 3], "markerfacecolor": "none", "markersize": 7}
         plots.draw_curve(axes, curve, "heads_removed", label=f"{scorer}, then {name}", **look)
     units, rows = unit_name(tables), [most_removed(own) for _, own in tables["summary"].groupby("recovery", sort=False)]
-    chosen = [[row[name] for row in rows if row["heads_removed"]] for name in ("heads_removed", QUALITY)]
-    if chosen[0]:
-        label = "the most within the tolerance"
-        axes.plot(*chosen, "o", color="black", markersize=14, markerfacecolor="none", label=label)
+    plots.mark_choice(axes, pd.DataFrame(rows))
     axes.set(xlabel=f"{unit_name(tables)} removed, of {int(pruning['heads_total'].max())}", ylabel=quality)
     if in_percent(quality):
         axes.set_ylim(-0.03, 1.03)
@@ -195,7 +192,7 @@ def accuracy_curves(tables: Tables) -> Plot:
     caption = (
         f"{quality.capitalize()} on the report split without the {units} that each score ranks lowest. Bars"
         " are 95 % intervals over examples. Dashed with open marks: the same removed, and what is left recovered."
-        f" Rings: the most that loses at most {rows[0]['tolerance']:g} on the choose split."
+        f" Rings: the most that loses at most {rows[0]['tolerance']:g} on the choose split (dotted: here)."
     )
     if KIND in tables["pruning"]:
         caption += (

@@ -285,6 +285,16 @@ def draw_band(axes: Axes, draws: pd.DataFrame, **style: Any) -> None:
     axes.plot(band.index, band["mean"], **{"color": CONTROL_COLOUR, **style})
 
 
+def mark_choice(axes: Axes, rows: pd.DataFrame, x: str = "heads_removed") -> None:
+    """Ring the best choice of each row of a summary, and draw the quality that none may fall below."""
+    dense, tolerance = rows.iloc[0][["dense_quality", "tolerance"]]
+    rows = rows[rows["heads_removed"] > 0]
+    if len(rows):
+        ring: dict[str, Any] = {"color": "black", "markersize": 14, "markerfacecolor": "none", "clip_on": False}
+        axes.plot(rows[x], rows[QUALITY], "o", label="the most within the tolerance", **ring)
+    axes.axhline(dense - tolerance, color="black", linestyle=":", linewidth=0.9, label=f"{tolerance:g} below the whole")
+
+
 _HANDLES = WeakKeyDictionary[Legend, Sequence[Any]]()
 """The lines and marks that each legend explains; a legend itself keeps only copies."""
 

@@ -63,12 +63,18 @@ def test_a_curve_for_every_recovery_and_the_control_in_every_panel(tables: Table
         for expected in EXACT.values():
             assert any(np.allclose(y, list(expected.values())) for y in curves)
     labels = [text.get_text() for text in plot.figure.legends[0].get_texts()]
-    assert labels == ["scratch (mean and range)", "no recovery", "tune", "between"]
+    marks = ["the most within the tolerance", "0.01 below the whole"]
+    assert labels == ["scratch (mean and range)", *marks, "no recovery", "tune", "between"]
+    for axes in plot.figure.axes:
+        rings, lowest = (next(line for line in axes.get_lines() if line.get_label() == mark) for mark in marks)
+        assert sorted(np.asarray(rings.get_ydata())) == [0.9, 0.97, 0.99], "of each recovery, four heads left"
+        np.testing.assert_allclose(np.asarray(rings.get_xdata(), dtype=float), 2, atol=0.06)
+        np.testing.assert_allclose(np.asarray(lowest.get_ydata(), dtype=float), 0.99)
     recovery = tables["recovery"]
     only_later = recovery[(recovery["recovery"] != "tune") | (recovery["schedule"] == "greedy")]
     (plot,) = recovery_curves({**tables, "recovery": only_later})
     labels = [text.get_text() for text in plot.figure.legends[0].get_texts()]
-    assert labels == ["scratch (mean and range)", "no recovery", "between", "tune"], "also of the second panel"
+    assert labels == ["scratch (mean and range)", *marks, "no recovery", "between", "tune"], "also of the second panel"
 
 
 def test_what_is_said(tables: Tables, snapshot: Any) -> None:

@@ -137,6 +137,7 @@ def recovery_curves(tables: Tables) -> Plot:
         int(table["heads_total"].max()),
     )
     labels = f"heads removed, of {total}", quality_name(tables)
+    smallest, shift = tables["smallest"], 0.008 * total  # a shift along x keeps coinciding curves apart
     size = (5.4 if len(ways) == 1 else 3.8 if len(ways) == 2 else 3.1, 3.2)
     figure, grid = plots.panelled(len(ways), 3, size, (1.0, 1.3), *labels, sharex=True, sharey=True)
     for axes, way in zip(grid, ways, strict=True):
@@ -145,20 +146,23 @@ def recovery_curves(tables: Tables) -> Plot:
             plots.draw_band(axes, drawn, label=f"{name} (mean and range)", **look)
         for name, curve in recovered[recovered["way"] == way].groupby("recovery", sort=False):
             i = names.index(name)
-            # A shift along x keeps coinciding curves apart.
-            x = curve["heads_removed"] + 0.008 * total * (i - (len(names) - 1) / 2)
+            x = curve["heads_removed"] + shift * (i - (len(names) - 1) / 2)
             label = "no recovery" if name == NOTHING else name
             plots.draw_curve(axes, curve.assign(x=x), "x", label=label, **plots.line_style(i))
+        best = smallest[(smallest.apply(_way, axis=1) == way) & smallest["recovery"].isin(names)]
+        x = best["heads_removed"] + shift * (best["recovery"].map(names.index) - (len(names) - 1) / 2)
+        plots.mark_choice(axes, best.assign(x=x), "x")
         axes.set(title=wrapped(way, size[0] - 0.2), xticks=sorted(table["heads_removed"].unique()))
         if in_percent(quality_name(tables)):
             axes.set_ylim(-0.03, 1.03)
     parts = ", ".join(words for words, _ in _by_recovery(tables))
-    within = f"within {tables['smallest']['tolerance'].iloc[0]:g} of {quality_name(tables)}"
+    within = f"within {smallest['tolerance'].iloc[0]:g} of {quality_name(tables)}"
     handles = {each.get_label(): each for axes in grid for each in axes.get_legend_handles_labels()[0]}
     plots.legend_above(figure, list(handles.values()), f"Heads that can be removed {within}: {parts}")
     caption = (
         f"{quality_name(tables).capitalize()} on the report split against heads removed, one panel for each"
-        " way to choose them; bars are 95 % intervals over examples."
+        " way to choose them; bars are 95 % intervals over examples. Rings: the most that loses no more than the"
+        " tolerance on the choose split (dotted: here)."
     )
     if len(control):
         caption += " Grey: the best shape of each size trained from random weights for as many steps in all."
