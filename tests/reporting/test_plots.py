@@ -131,6 +131,24 @@ def test_a_narrow_figure_has_a_narrow_legend() -> None:
     check_legible(plot)
 
 
+def test_a_phone_gets_figures_of_its_own_and_the_others_stay_as_they_are() -> None:
+    plots = {plot.name: plot for plot in draw(Ablate.figures, all_tables())}
+    plot = plots["accuracy"]
+    wide, narrow = text_of(plot), plot.narrow.decode()
+    assert 'width="331.2pt"' in narrow, "4.6 inches"
+    words = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", narrow))
+    assert sorted(re.findall("[a-z_]+", words)) == sorted(re.findall("[a-z_]+", wide)), "only the axes have fewer ticks"
+    vars(plot).pop("svg")
+    assert text_of(plot) == wide
+    for width, own in ((4.5, False), (4.7, True), (9.3, False)):
+        figure = Figure(figsize=(width, 3))
+        figure.add_subplot()
+        assert bool(Plot("a", "", figure).narrow) is own
+    unnamed = Figure(figsize=(7, 3))
+    unnamed.add_subplot().xaxis.set_major_formatter(lambda value, place: "")
+    assert not Plot("a", "", unnamed).narrow
+
+
 def test_the_files_of_figures_are_those_that_are_wanted(tmp_path: Path) -> None:
     settings = FigureSettings(format=("pdf", "png"), width=4, dpi=100)
     with RunFolder(tmp_path, settings).recorded() as folder, matplotlib.rc_context(STYLE):

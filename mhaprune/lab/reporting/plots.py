@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,6 +58,9 @@ STYLE: Any = {
 LAID_OUT: Any = {**STYLE, "figure.constrained_layout.use": False}
 """The style for a figure whose layout is done: otherwise the layout would be computed again for each file."""
 
+NARROW = 4.6
+"""The width of a figure on a phone, in inches."""
+
 
 @dataclass(frozen=True, repr=False)
 class Plot:
@@ -85,6 +89,26 @@ class Plot:
     def pdf(self) -> bytes:
         """The figure as a PDF file, with the same bytes for the same tables."""
         return self._render("pdf", {"CreationDate": None})
+
+    @cached_property
+    def narrow(self) -> bytes:
+        """The figure as an SVG file for a screen as narrow as a phone's; empty if its panels would be too small, or if
+        it cannot be copied."""
+        if not NARROW < self.figure.get_figwidth() <= 2 * NARROW:
+            return b""
+        parts = [self.figure, *self.figure.subfigs]
+        # Legends keep copies of what they explain, so that the figure is copied together with the lines themselves.
+        explained = [_HANDLES[legend] for part in parts for legend in part.legends]
+        try:
+            figure, explained = pickle.loads(pickle.dumps((self.figure, explained)))
+        except (AttributeError, TypeError, pickle.PicklingError):  # a plug-in's figure may hold a function without name
+            return b""
+        legends = [legend for part in (figure, *figure.subfigs) for legend in part.legends]
+        _HANDLES.update(zip(legends, explained, strict=True))
+        figure.set_layout_engine("constrained")
+        with matplotlib.rc_context(STYLE):
+            _fit(figure, NARROW)
+        return replace(self, figure=figure).svg
 
     def named(self, name: str) -> Plot:
         """Return the figure under another name."""
@@ -343,7 +367,11 @@ def elided(name: str, most: int = 28) -> str:
 
 def plain_ticks(axis: XAxis | YAxis) -> None:
     """Write the numbers of a logarithmic axis as 0.01 and 10, not as powers of ten."""
-    axis.set_major_formatter(lambda value, place: f"{value:g}".replace("-", "−"))
+    axis.set_major_formatter(_plain)
+
+
+def _plain(value: float, place: int | None = None) -> str:
+    return f"{value:g}".replace("-", "−")
 
 
 def scale_in_ratios(axis: XAxis | YAxis, low: float, high: float, apart: float = 0.12) -> None:
