@@ -370,7 +370,7 @@ def plain_ticks(axis: XAxis | YAxis) -> None:
     axis.set_major_formatter(_plain)
 
 
-def _plain(value: float, place: int | None = None) -> str:
+def _plain(value: float, place: float) -> str:
     return f"{value:g}".replace("-", "−")
 
 
