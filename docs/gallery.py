@@ -45,8 +45,7 @@ PRUNE = (
 )
 WORTH = (
     "experiment=prune schedule=one_shot 'scorer=[ablation]'"
-    " 'recovery=[refit,fine_tune,from_scratch,from_scratch_distil]'"
-    " recovery.from_scratch.draws=1 recovery.from_scratch_distil.draws=1 'experiment.budgets=[12,18,20,21,22]'"
+    " 'recovery=[refit,fine_tune,from_scratch]' recovery.from_scratch.draws=1 'experiment.budgets=[12,18,20,21,22]'"
 )
 COMPARE = "experiment=compare 'scorer=[gate,gate_output,ablation,taylor,fisher,random]' 'schedule=[one_shot,greedy]'"
 MINILM = (

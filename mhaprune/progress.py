@@ -26,6 +26,8 @@ BAR_WIDTH = 24
 """Columns of the bar before its text."""
 EARLY = 0.1
 """Before this share is finished no time left is shown: the first items are seldom like the others."""
+LONG = 60.0
+"""Seconds from which an expected time is said at once."""
 
 
 @dataclass(eq=False)
@@ -51,6 +53,8 @@ class Step:
     """The largest share that the bar showed as finished. An estimate may fall, a bar does not."""
     took: dict[str, float] = field(default_factory=dict)
     """The seconds that each finished part took."""
+    expected: float | None = None
+    """The seconds that the step will take in all, if that is known before it begins."""
 
     @property
     def seconds(self) -> float:
@@ -90,11 +94,14 @@ def track(
     total: int | None = None,
     done: int = 0,
     name: Callable[[Item], str] | None = None,
+    expected: float | None = None,
 ) -> Iterator[Item]:
-    """Yield the items. The progress line counts them as `what`, and shows the `name` of the present item."""
+    """Yield the items. The progress line counts them as `what`, shows the `name` of the present item, and says from the
+    beginning how long they take if more than a minute is `expected`."""
     if total is None and isinstance(items, Sized):
         total = done + len(items)
     with doing(what, total, done=done) as step:
+        step.expected = expected
         for item in items:
             if name is not None:
                 step.on = lambda item=item: name(item)
@@ -199,8 +206,22 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
         left = outer.left(steps)
         return left if left is not None and outer.seconds >= EARLY * (outer.seconds + left) else None
     place = next((place for place, step in enumerate(steps) if step.total), None)
-    share = share_of(steps)
-    return None if place is None or share < EARLY else steps[place].seconds * (1 - share) / share
+    if place is None:
+        return None
+    begun, share = steps[place].seconds, share_of(steps)
+    if share < EARLY:
+        return None if (total := foreseen(steps[place:])) < LONG else max(0.0, total - begun)
+    return begun * (1 - share) / share
+
+
+def foreseen(steps: Sequence[Step]) -> float:
+    """Return the seconds that the first step takes in all, told from an expected one inside; 0 if there is none."""
+    times = 1.0
+    for step in steps:
+        if step.expected is not None:
+            return times * step.expected
+        times *= step.total - step.before if step.total else 1
+    return 0.0
 
 
 def share_of(steps: Sequence[Step]) -> float:

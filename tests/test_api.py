@@ -272,7 +272,6 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
     "refit": [lambda h: h.prune(refit="yes")],  # type: ignore[arg-type]
     "fine_tune": [
         lambda h: h.prune(fine_tune={"lr": 1}),
-        lambda h: h.prune(fine_tune={"when": "between"}),
         lambda h: h.prune(fine_tune=-1),
         lambda h: h.prune(fine_tune=True),
     ],

@@ -94,7 +94,7 @@ UNFIT = [
     (["task.train=1000000000"], "task with max_length=10, train=1000000000: takes about"),
     (["experiment.budgets=[0.5,30]"], "experiment.budgets=30: the model has 24 heads, allowed are 0 to 24"),
     (["experiment=explain", "experiment.examples=[9999]"], "experiment.examples=9999: the report split has examples 0"),
-    (["recovery=[fine_tune_between]"], "recovery=[fine_tune_between]: experiment=ablate recovers models that"),
+    (["recovery=[refit_between]"], "recovery=[refit_between]: experiment=ablate recovers models that"),
     (["experiment=speed", "experiment.d_models=[1e9]"], "experiment.d_models[0]=1000000000.0: must be a whole"),
     (["experiment=prune", "experiment.budgets=['10 flops']"], "experiment.budgets[0]='10 flops': must be a whole"),
 ]

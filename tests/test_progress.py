@@ -102,6 +102,24 @@ def test_the_time_left_is_that_of_the_outermost_step_that_counts_by_its_finished
         assert clock.left() is None, "nothing is counted"
 
 
+def test_what_will_take_more_than_a_minute_says_so_before_it_begins(clock: Clock) -> None:
+    said: list[str] = []
+    for expected in (19.0, 21.0, None):
+        for n in track(range(3), "batches"):
+            for m in track(range(50), "masks", expected=expected):
+                said += [line(under_way)] if (n, m % 25) == (0, 4) else []
+                clock.now += 0.25 + n
+        clock.now += 100
+    assert [each.partition(":")[0] for each in said] == [
+        "batches 1 of 3",  # 57 s in all
+        "batches 1 of 3, about 30 s left",  # told by what was done
+        "batches 1 of 3, about 60 s left",  # 63 s in all, of which 1 is over
+        "batches 1 of 3, about 30 s left",
+        "batches 1 of 3",
+        "batches 1 of 3, about 30 s left",
+    ]
+
+
 def test_what_an_earlier_run_has_done_makes_this_one_no_faster(clock: Clock) -> None:
     with doing("run"), doing("training", 100, done=80) as training:
         clock.now += 6

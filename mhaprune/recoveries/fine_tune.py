@@ -30,9 +30,8 @@ class FineTune(Recovery):
 
     Warm-up takes at most a tenth of the steps. All other settings that are not listed here stay as they were in the
     training of the dense model. A pretrained model is trained by AdamW on its own loss, on the texts of `model.train`;
-    if `model.train` is 0, on the *score* split. The learning rate warms up and decays to zero again. With `when=after`
-    every pruned model is fine-tuned once. With `when=between` the model of one budget is fine-tuned before the heads
-    for the next budget are chosen on it (Molchanov et al. 2017, figure 1). A distillation alone needs no labels.
+    if `model.train` is 0, on the *score* split. The learning rate warms up and decays to zero again. A distillation
+    alone needs no labels.
     """
 
     steps: Annotated[int, Ge(1)] = 300
@@ -45,8 +44,6 @@ class FineTune(Recovery):
     batch_size: Annotated[int | None, Ge(1)] = None
     """Number of examples per step. None means the number in the training of the dense model, or 16 for a pretrained
     model."""
-    when: Literal["after", "between"] = "after"
-    """The time of the fine-tuning: `after` all heads are removed, or also `between` two budgets."""
     distillation: Annotated[float, Within(0, 1)] = 0.0
     """The weight, 0 to 1, of the distillation loss in the objective (Hinton et al. 2015, at temperature 1). With 0 only
     the targets are trained on; see `Descent.distil`."""
@@ -68,11 +65,6 @@ class FineTune(Recovery):
             warmup_steps=min(usual.warmup_steps, self.steps // 10),
         )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.minutes is not None and self.when == "between":
-            raise ValueError(f"minutes={self.minutes:g}: is for when=after, leave it out")
-
     @property
     def why_only_ours(self) -> str:
         return "" if self.start is None else self.start.why_only_ours
@@ -80,10 +72,6 @@ class FineTune(Recovery):
     @property
     def extra_steps(self) -> int:
         return (self.steps if self.minutes is None else 0) + (0 if self.start is None else self.start.extra_steps)
-
-    @property
-    def between(self) -> bool:
-        return self.when == "between"
 
     def starts_from(self, study: Study, pruned: Pruned) -> Any:
         return [pruned_digest(pruned), None if self.start is None else self.start.starts_from(study, pruned)]

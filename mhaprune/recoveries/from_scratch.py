@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import pandas as pd
@@ -12,9 +11,8 @@ import torch
 
 from mhaprune.heads import HeadGrid, HeadId
 from mhaprune.inputs import Study
-from mhaprune.recoveries.base import Pruned, Recovery, State
-from mhaprune.settings.ranges import Ge, Within
-from mhaprune.storage.cache import weights_digest
+from mhaprune.recoveries.base import Recovery, State
+from mhaprune.settings.ranges import Ge
 
 
 @dataclass(frozen=True)
@@ -30,18 +28,13 @@ class FromScratch(Recovery):
 
     draws: Annotated[int, Ge(1)] = 3
     """Number of models to train, each from different random weights."""
-    distillation: Annotated[float, Within(0, 1)] = 0.0
-    """The weight, 0 to 1, of the distillation loss in the objective: the small model learns from the answers of the
-    dense one, too. See `Descent.distil`."""
 
     @property
     def why_only_ours(self) -> str:
         return "trains as the model was trained"
 
     def starts_from(self, study: Study, pruned: Any) -> Any:
-        teacher: Pruned = study.subject
-        taught_by = [weights_digest(teacher.module)] if self.distillation else []
-        return [list(pruned.grid.sizes), study.extra_steps, *taught_by]
+        return [list(pruned.grid.sizes), study.extra_steps]
 
     def __call__(
         self, study: Study, pruned: Any, draw: int, state: State | None, save: Callable[[State], None]
@@ -55,8 +48,4 @@ class FromScratch(Recovery):
         vocabulary_size, device = pruned.output.out_features, pruned.positions.device
         model = type(pruned)(pruned.config, vocabulary_size, None, grid).to(device)
         training = replace(study.training, steps=study.training.steps + study.extra_steps)
-        objective = None
-        if self.distillation:
-            objective = partial(training.distil, teacher=study.subject, share=self.distillation)
-        splits = study.splits
-        return model, training(model, splits.train, splits.valid, None, seed, state, save, objective)
+        return model, training(model, study.splits.train, study.splits.valid, None, seed, state, save)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
+from time import perf_counter
 from typing import Any, Self
 
 import torch
@@ -150,14 +151,17 @@ class GatedModel(ABC):
         replay = Replay(self.module, [path for block in self.blocks for path in block.readers])
         rows = []
         with at_rest(self.module):
+            begun = perf_counter()
             with recorders(self.module) as record:
                 record(replay)
                 dense = self.call(batch)
+            seconds = perf_counter() - begun
             if not len(gates):
                 return joined([self.judge(dense, batch)], lambda values: torch.stack(values)[:0])
-            for gates_N in track(gates, "masks"):
-                pieces = zip(self.blocks, gates_N.split(self.grid.sizes), strict=True)
-                closed = [block for block, piece in pieces if bool((piece != 1).any())]
+            closed_MB = torch.stack([(x != 1).any(1) for x in gates.split(self.grid.sizes, 1)], 1).tolist()
+            runs = sum(1 - closed_B.index(True) / len(closed_B) for closed_B in closed_MB if any(closed_B))
+            for gates_N, closed_B in track([*zip(gates, closed_MB, strict=True)], "masks", expected=seconds * runs):
+                closed = [block for block, gone in zip(self.blocks, closed_B, strict=True) if gone]
                 with replay.until([path for block in closed for path in block.readers]):
                     rows.append(self.judge(self.run_gated(batch, gates_N, fallback), batch))
         return joined(rows, torch.stack)

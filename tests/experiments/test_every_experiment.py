@@ -187,7 +187,7 @@ REFUSED = {
         ("schedule=one_shot; schedule.one_shot.keep_at_least=1", OF_24),
         ("experiment.budgets=[30]", "experiment.budgets=30: the model has 24 heads, allowed are 0 to 24"),
         ("experiment.budgets=[3 ms]", "experiment.budgets[0]='3 ms': must be a whole number or a finite number"),
-        ("recovery=fine_tune_between; scorer=gate; schedule=one_shot", "scorer=gate: needs learned gates"),
+        ("recovery=refit_between; scorer=gate; schedule=one_shot", "scorer=gate: needs learned gates"),
     ],
     "speed": [
         ("experiment.d_models=[66]", "experiment.d_models=66: must be even and a multiple of 4, the heads of a block"),

@@ -26,7 +26,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "subset": {"steps": 5},
         "taylor_batch": {"batch_size": 8},
     },
-    "recovery": {f"fine_tune{kind}": {"steps": 2} for kind in ("", "_between", "_distil", "_refit", "_unlabelled")}
+    "recovery": {f"fine_tune{kind}": {"steps": 2} for kind in ("", "_distil", "_refit", "_unlabelled")}
     | {"from_scratch": {"draws": 2}},
     "experiment": {
         "ablate": {"latency_rounds": 2, "latency_batch": 4},
@@ -102,9 +102,9 @@ LEARNT = (
 )
 """A model of six heads that has learnt to sort short sequences, so that every budget costs it something else."""
 PRUNE = (
-    *("schedule=[one_shot,greedy]", "recovery=[refit,fine_tune,fine_tune_between,from_scratch]"),
+    *("schedule=[one_shot,greedy]", "recovery=[refit,fine_tune,refit_between,from_scratch]"),
     *("experiment.budgets=[1,3]", "experiment.latency_rounds=2", "experiment.latency_batch=4"),
-    *("recovery.fine_tune.steps=30", "recovery.fine_tune_between.steps=20", "recovery.from_scratch.draws=2"),
+    *("recovery.fine_tune.steps=30", "recovery.from_scratch.draws=2"),
 )
 TINY_SEQUENCES = tuple(small("task", "sort"))
 TINY_ABLATE = tuple(small("experiment", "ablate"))

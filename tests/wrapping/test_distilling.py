@@ -213,7 +213,5 @@ def test_what_cannot_be_distilled_on_is_refused() -> None:
         heads.prune(mask=MASK, distil=[])
     with pytest.raises(ValueError, match="^choose: no batches were given"):
         mhaprune.wrap(classifier(), losses.classification, score=batches(2)).prune(mask=MASK, distil=texts(2, 4))
-    with pytest.raises(ValueError, match="^minutes=2: is for when=after"):
-        FineTune(minutes=2.0, when="between")
     with pytest.raises(ValueError, match="^minutes=0"):
         heads.prune(mask=MASK, distil=texts(2, 4), minutes=0)

@@ -20,6 +20,7 @@ from mhaprune.recoveries.refitting import refit, show
 from mhaprune.schedules.greedy_refit import GreedyRefit
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.settings.options import option
+from mhaprune.subjects import gated_model
 from mhaprune.subjects.batches import Batches
 from mhaprune_literature.attention import Confidence
 from support.classifier import Classifier, batches, classifier
@@ -304,6 +305,18 @@ class Writes(Classifier):
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor, **how: Any) -> tuple[Tensor, dict[str, Any]]:
         return input_ids, how
+
+
+def test_masks_are_expected_to_take_the_part_of_a_pass_that_is_not_replayed(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(gated_model, "perf_counter", iter((1.0, 3.0)).__next__)
+    plain = gated_model.track
+    monkeypatch.setattr(gated_model, "track", lambda *given, **more: said.append(more["expected"]) or plain(*given))
+    closed = [HeadMask(heads.grid).without(*some).gates() for some in ((), heads.grid.heads[:1], heads.grid.heads[-1:])]
+    heads.subject.evaluate_masks(heads.splits.score[:1], torch.stack(closed))
+    assert said == [2 * (0 + 1 + 1 / len(heads.grid.blocks))]
 
 
 def wrapped(model: nn.Module) -> Heads:

@@ -26,6 +26,7 @@ from mhaprune.measure.outcomes import Diverged, ProofFailed, measure
 from mhaprune.progress import under_way
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.from_scratch import FromScratch
+from mhaprune.recoveries.refit import Refit
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.statistics.intervals import paired_interval
 from mhaprune.storage.cache import no_memory
@@ -96,7 +97,7 @@ def one(table: pd.DataFrame, **values: Any) -> pd.Series:
 
 def test_every_way_has_every_size(tables: Mapping[str, pd.DataFrame]) -> None:
     table = tables["recovery"]
-    assert set(table["recovery"]) == {"nothing", "refit", "fine_tune", "fine_tune_between", "from_scratch"}
+    assert set(table["recovery"]) == {"nothing", "refit", "fine_tune", "refit_between", "from_scratch"}
     ways = table[~table["control"]].groupby(["schedule", "recovery"])["heads_kept"].apply(sorted)
     assert len(ways) == 8
     assert all(kept == [3, 5, 6] for kept in ways)
@@ -135,38 +136,34 @@ def test_seconds_are_those_of_the_recovery_and_nothing_takes_none(tables: Mappin
     history = tables["recovery_training"].query("recovery == 'fine_tune'").groupby("heads_kept")["seconds"].max()
     tuned = table.query("recovery == 'fine_tune' and heads_removed > 0").groupby("heads_kept")["seconds"].max()
     pd.testing.assert_series_equal(tuned, history.loc[tuned.index], check_names=False)
-    way, between = ["schedule", "scorer", "heads_kept"], "recovery == 'fine_tune_between'"
-    each = tables["recovery_training"].query(between).groupby(way)["seconds"].max().sort_index(ascending=False)
-    in_all = table.query(f"{between} and heads_removed > 0").set_index(way)["seconds"]
-    expected = each.groupby(["schedule", "scorer"]).cumsum().reindex(in_all.index)
-    pd.testing.assert_series_equal(in_all, expected)  # like the steps, those of all rounds
+    for _, rounds in table.query("recovery == 'refit_between'").groupby(["schedule", "scorer"]):
+        in_all = rounds.set_index("heads_kept")["seconds"]
+        assert in_all[3] > in_all[5] > in_all[6] == 0, "those of all rounds"
 
 
 def test_of_several_controls_one_stands_beside_the_rows(tables: Mapping[str, pd.DataFrame]) -> None:
     table = tables["recovery"]
-    other = table[table["control"]].assign(recovery="from_scratch_distil", quality=-7.0)
+    other = table[table["control"]].assign(recovery="of_a_plug_in", quality=-7.0)
     both = smallest_table(pd.concat([table, other]), tables["latency"], 0.01)
     alone = smallest_table(table, tables["latency"], 0.01)
     columns = [name for name in alone if name.startswith("control_")]
-    pd.testing.assert_frame_equal(both[both["recovery"] != "from_scratch_distil"][columns], alone[columns])
-    assert set(both["recovery"]) - set(alone["recovery"]) == {"from_scratch_distil"}
+    pd.testing.assert_frame_equal(both[both["recovery"] != "of_a_plug_in"][columns], alone[columns])
+    assert set(both["recovery"]) - set(alone["recovery"]) == {"of_a_plug_in"}
 
 
-def test_between_budgets_the_trained_model_chooses_what_goes_next(
+def test_between_budgets_the_recovered_model_chooses_what_goes_next(
     tables: Mapping[str, pd.DataFrame], study: Study
 ) -> None:
     left, gone = study.subject, 0
-    recipe = replace(study.training, steps=20, learning_rate=1e-3, warmup_steps=2)
-    for kept, steps in ((5, 20), (3, 40)):
+    for kept in (5, 3):
         scores = Ablation()(left, study.splits.score, study.seed).values[0]
         lowest = scores.argsort(stable=True)[: 6 - kept - gone].tolist()
         left = left.without(HeadMask(left.grid, frozenset(left.grid.heads[n] for n in lowest)))
         gone = 6 - kept
-        torch.manual_seed(study.seed)
-        recipe(left, study.splits.train, study.splits.valid, None, study.seed)
-        row = one(tables["recovery"], schedule="one_shot", recovery="fine_tune_between", heads_kept=kept)
+        left = Refit()(study, left, 0, None, lambda state: None)[0]
+        row = one(tables["recovery"], schedule="one_shot", recovery="refit_between", heads_kept=kept)
         assert row["kept"].split() == [str(head) for head in left.grid]
-        assert row["steps"] == steps
+        assert row["steps"] == 0
         assert row["loss"] == pytest.approx(loss_of(left, study.splits.report), rel=1e-5)
 
 
@@ -182,10 +179,10 @@ def test_the_control_has_the_shape_of_the_best_and_nothing_else_of_it(
         )
         assert set(rows["removed"]) == {best.iloc[0]["removed"]}
         assert list(rows["draw"]) == [0, 1]
-        assert set(rows["steps"]) == {study.training.steps + 2 * 20}, "as long as the longest"
+        assert set(rows["steps"]) == {study.training.steps + 30}, "as long as the longest"
     row = one(control, heads_kept=3, draw=1)
     left = study.subject.without(mask_of(study, row["removed"]))
-    twins = [FromScratch()(study_with(study, 2 * 20), left, draw, None, lambda state: None)[0] for draw in (0, 1)]
+    twins = [FromScratch()(study_with(study, 30), left, draw, None, lambda state: None)[0] for draw in (0, 1)]
     assert exact(twins[1], study.splits.report) == pytest.approx(row["quality"])
     assert twins[1].grid.sizes == left.grid.sizes
     assert not torch.equal(twins[0].output.bias, twins[1].output.bias)
@@ -219,7 +216,7 @@ def test_the_saved_models_are_those_of_the_table(
     folder: Path, tables: Mapping[str, pd.DataFrame], study: Study
 ) -> None:
     smallest = tables["smallest"].query("heads_removed > 0 and not control")
-    assert len(smallest) > 2
+    assert len(smallest) > 1
     for row in smallest.to_dict("records"):
         words = dict.fromkeys((row["schedule"], row["scorer"], row["recovery"], str(row["heads_kept"])))
         saved = load(str(folder / "models" / f"{'-'.join(words)}.pt"))
@@ -294,14 +291,14 @@ def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_tables(
     cache: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fine_tuned = [one for one in PRUNE if "from_scratch" not in one and "schedule" not in one]
-    fine_tuned += ["schedule=[one_shot]", "recovery=[fine_tune,fine_tune_between]"]
+    fine_tuned += ["schedule=[one_shot]", "recovery=[fine_tune]"]
     tables = run(tmp_path / "whole", cache, fine_tuned)
     made: list[str] = []
     plain = FineTune.__call__
 
     def counted(self: FineTune, study: Study, left: Seq2Seq, *rest: Any) -> Any:
-        made.append(" ".join(map(str, left.grid)) + self.when)
-        if len(made) == 4:
+        made.append(" ".join(map(str, left.grid)))
+        if len(made) == 2:
             raise KeyboardInterrupt
         return plain(self, study, left, *rest)
 
@@ -309,10 +306,9 @@ def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_tables(
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", tmp_path / "cache", fine_tuned)
     assert read_status(tmp_path / "run")["status"] == "failed"
-    before = made[:3]
     again = run(tmp_path / "run", tmp_path / "cache", fine_tuned)
-    assert made[3] == made[4], "it goes on with what was interrupted"
-    assert not set(before) & set(made[4:])
+    assert made[1] == made[2], "it goes on with what was interrupted"
+    assert made[0] not in made[2:]
     for name, table in tables.items():
         clock = [column for column in CLOCK if column in table]
         pd.testing.assert_frame_equal(table.drop(columns=clock), again[name].drop(columns=clock))
@@ -339,7 +335,7 @@ def test_equal_masks_are_recovered_once(study: Study, monkeypatch: pytest.Monkey
 def test_a_removal_that_is_not_the_mask_fails_at_the_end_and_between(study: Study) -> None:
     grid = study.subject.grid
     plan = trials.Plan("a", 0, "one", HeadMask(grid, frozenset(grid)))
-    work = trials_of(study, tuned=FineTune(steps=1, when="between"))
+    work = trials_of(study, tuned=Refit(when="between"))
     with pytest.raises(ProofFailed):
         list(work.after([plan]))
     with pytest.raises(ProofFailed):
