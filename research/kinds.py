@@ -64,9 +64,11 @@ class Texts:
         for number, texts in enumerate(self.kinds.values()):
             default_rng([draw, number]).shuffle(texts)
 
-    def batches(self, kind: str, begin: int, count: int) -> list[dict[str, torch.Tensor]]:
-        """Return texts of a kind, sorted by length, because that saves padding."""
-        texts = sorted(self.kinds[kind][begin : begin + count], key=len)
+    def batches(self, kind: str, begin: int, count: int, besides: slice | None = None) -> list[dict[str, torch.Tensor]]:
+        """Return texts of a kind, sorted by length, because that saves padding; those that are also among the texts
+        `besides`, but for capitals, are left out."""
+        known = {text.lower() for text in self.kinds[kind][besides]} if besides else set()
+        texts = sorted((text for text in self.kinds[kind][begin : begin + count] if text.lower() not in known), key=len)
         parts = (texts[i : i + SIZE] for i in range(0, len(texts), SIZE))
         return [dict(self.tokenizer(part, padding=True, return_tensors="pt")) for part in parts]
 
@@ -114,7 +116,7 @@ def of_draw(texts: Texts, folder: Path, draw: int, minutes: float) -> Iterator[d
         chosen = time.monotonic() - begun + ready
         if minutes:
             begun = time.monotonic()
-            read = {kind: texts.batches(kind, 240, TAUGHT) for kind in FITTED}
+            read = {kind: texts.batches(kind, 240, TAUGHT, slice(SCORED, 240)) for kind in FITTED}
             model = heads.without(mask, refit={"examples": 4 * READ}, distil=read, minutes=minutes)
             about = {"speed": speed, "units_kept": len(mask.kept), "seconds": time.monotonic() - begun + chosen}
             yield from rows_of(f"and distilled, {minutes:g} min", measure(model, heads.splits.report), heads, **about)
