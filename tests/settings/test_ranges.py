@@ -81,15 +81,21 @@ def test_a_value_inside_its_range_is_not() -> None:
         Base(count=0)
 
 
-def checked(base: type = Checked) -> Iterator[type]:
+PACKAGES = (mhaprune, mhaprune_literature)
+
+
+def checked() -> Iterator[type]:
     """The classes of the package and of examples/literature that are checked and can be made."""
-    packages = (mhaprune, mhaprune_literature)
-    for package in packages:
+    for package in PACKAGES:
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(found.name)
+    return below(Checked)
+
+
+def below(base: type) -> Iterator[type]:
     for cls in base.__subclasses__():
-        yield from checked(cls)
-        if cls.__module__.startswith(tuple(f"{each.__name__}." for each in packages)) and not inspect.isabstract(cls):
+        yield from below(cls)
+        if cls.__module__.startswith(tuple(f"{each.__name__}." for each in PACKAGES)) and not inspect.isabstract(cls):
             yield cls
 
 

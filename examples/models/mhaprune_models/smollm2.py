@@ -44,6 +44,9 @@ FRAMES = (
 NOUNS = "key dog friend picture teacher book door window song paper"
 BESIDE = "cabinet house car garden boy girl table city river man"
 WORDS = ("to", "near", "behind", "of")
+EVENTS = "war strike siege truce reign drought voyage expedition"
+HERS, HIS = "Mary Sarah Anna Alice Emma Lisa Kate Laura Susan", "John Tom James David Peter Paul Jack Mark Robert"
+PRAISE, ROLES = "good great nice fine real", "friend cook teacher doctor singer writer dancer neighbor"
 PROSE = 64
 """Tokens of a text of the objective `prose`."""
 
@@ -162,6 +165,8 @@ OBJECTIVES: dict[str, Judges] = {
     "repeats": LIKELIHOOD,
     "indirect_object": (contrast, right_word),
     "agreement": (contrast, right_word),
+    "years": (contrast, right_word),
+    "pronouns": (contrast, right_word),
     "prose": LIKELIHOOD,
     "skills": LIKELIHOOD,
 }
@@ -180,7 +185,7 @@ def pairs_of(name: str, model: Smollm2, tokenizer: Any, draw: random.Random) -> 
             first, other = ([draw.randrange(1000, 40000) for _ in range(model.length)] for _ in range(2))
             yield Pair(first + first, other + first)
             continue
-        text, corrupt, right, wrong = (indirect_object if name == "indirect_object" else agreement)(draw)
+        text, corrupt, right, wrong = RULES[name](draw)
         ids, others, right_ids, wrong_ids = (tokenizer(words).input_ids for words in (text, corrupt, right, wrong))
         if len(ids) == len(others) and len(right_ids) == len(wrong_ids) == 1:
             yield Pair(ids, others, right_ids[0], wrong_ids[0])
@@ -206,6 +211,25 @@ def agreement(draw: random.Random) -> tuple[str, str, str, str]:
     return text, corrupt, verbs[several], verbs[not several]
 
 
+def years(draw: random.Random) -> tuple[str, str, str, str]:
+    """Return a text, its counterpart, and a decade that can end the years and one that cannot (Hanna et al. 2023)."""
+    decade, year, event = draw.randint(2, 7), draw.randint(0, 9), draw.choice(EVENTS.split())
+    text, corrupt = (
+        f"The {event} lasted from the year 17{begun} to the year 17" for begun in (f"{decade}{year}", "01")
+    )
+    return text, corrupt, str(draw.randint(decade + 1, 9)), str(draw.randint(0, decade - 1))
+
+
+def pronouns(draw: random.Random) -> tuple[str, str, str, str]:
+    """Return a text, its counterpart, and the pronoun of its name and the other one (Mathwin et al. 2023)."""
+    number, praise, role = draw.randrange(2), draw.choice(PRAISE.split()), draw.choice(ROLES.split())
+    names = [draw.choice(each.split()) for each in (HERS, HIS)]
+    text, corrupt = (f"So {names[n]} is a {praise} {role}, isn't" for n in (number, 1 - number))
+    return text, corrupt, (" she", " he")[number], (" he", " she")[number]
+
+
+RULES = {"indirect_object": indirect_object, "agreement": agreement, "years": years, "pronouns": pronouns}
+"""How texts with a right and a wrong next word are made."""
 SKILLS = {
     "agreement": skills.of_rule(agreement),
     "giving": skills.of_rule(indirect_object),

@@ -32,7 +32,7 @@ class Words:
         return f" {next(word for word, at in self.known.items() if at == ids[0])}"
 
 
-@pytest.mark.parametrize("name", ["repeats", "indirect_object", "agreement"])
+@pytest.mark.parametrize("name", ["repeats", "indirect_object", "agreement", "years", "pronouns"])
 def test_pairs_of_texts_have_equal_lengths_and_differ(name: str) -> None:
     pairs = smollm2.pairs_of(name, Smollm2(length=5), Words(), random.Random(0))
     for pair in (next(pairs) for _ in range(20)):
@@ -55,6 +55,17 @@ def test_the_right_name_is_the_one_who_is_given_something() -> None:
         assert len(set(others)) == 3, "in the counterpart nobody is"
         text, corrupt, right, wrong = smollm2.agreement(random.Random(seed))
         assert (text.split()[1][-1] == "s") == (right == " are") != (corrupt.split()[1][-1] == "s")
+
+
+def test_the_right_decade_is_a_later_one_and_the_right_pronoun_that_of_the_name() -> None:
+    for seed in range(30):
+        text, corrupt, right, wrong = smollm2.years(random.Random(seed))
+        begun, others = (words.split("year 17")[1][:2] for words in (text, corrupt))
+        assert int(wrong) < int(begun[0]) < int(right)
+        assert others == "01", "after which any decade may come"
+        text, corrupt, right, wrong = smollm2.pronouns(random.Random(seed))
+        hers = [words.split()[1] in smollm2.HERS.split() for words in (text, corrupt)]
+        assert hers == [right == " she", wrong == " she"]
 
 
 def test_texts_in_a_batch_are_padded_on_the_right_and_the_loss_reads_what_is_asked() -> None:
