@@ -32,6 +32,7 @@ from support.sizes import TINY, TINY_SEQUENCES, slow, small
 SMALL = [*TINY, *TINY_SEQUENCES, *small("experiment", "ablate"), "experiment.budgets=[0.5]"]
 
 
+@pytest.mark.slow
 def test_a_run_returns_its_tables_figures_and_sentences(cache: Path) -> None:
     with drawing():
         results = mhaprune.run("experiment=ablate", "task=sort", *SMALL, f"cache={cache}")

@@ -53,6 +53,7 @@ def left_by(row: Any, study: Study, recovery: str = "nothing") -> Seq2Seq:
     return left
 
 
+@pytest.mark.slow
 def test_the_recovered_models_are_those_of_the_scorer_that_goes_furthest(
     tables: Mapping[str, pd.DataFrame], study: Study
 ) -> None:

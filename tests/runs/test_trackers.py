@@ -9,6 +9,7 @@ import pytest
 from mhaprune.lab.cli.command_line import main
 from mhaprune.settings import plugins
 from support.commands import run_here
+from support.sizes import slow
 
 SMALL = ("experiment=train", "task=copy", "training.steps=4", "task.train=64", "task.score=16", "task.choose=16")
 CODE = """
@@ -55,7 +56,7 @@ def test_it_gets_the_tables_and_figures_of_a_run_that_is_complete(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "error"), [("broken", "ConnectionError: no server there"), ("leaves", "SystemExit: 3")]
+    ("name", "error"), [("broken", "ConnectionError: no server there"), *slow(("leaves", "SystemExit: 3"))]
 )
 def test_an_error_of_it_is_said_and_loses_nothing(name: str, error: str, tmp_path: Path, cache: Path) -> None:
     done = run_here(main, *given(tmp_path, cache, "plugins=[my_tracker]", f"on_results=my_tracker.{name}"))

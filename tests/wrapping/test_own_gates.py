@@ -233,7 +233,8 @@ class Rows(Net):
 
 
 KINDS = [
-    *(Gated, Softmax, Sigmoid, Folded, Outer, InFloat32, OnWeights),
+    *(Softmax, Sigmoid, Folded, OnWeights),
+    *slow(Gated, Outer, InFloat32),
     *slow(MeanOne, Shares, Vector, Joined, Inside, OuterRaw, OnWeightsRaw, OnFolded, OnValues),
 ]
 

@@ -15,6 +15,7 @@ from mhaprune.heads import HeadId
 from mhaprune.surgery import copying
 from support import attention
 from support.classifier import Classifier, batches
+from support.sizes import slow
 
 X = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0))
 
@@ -123,7 +124,7 @@ def test_only_attention_is_copied_to_float64(monkeypatch: pytest.MonkeyPatch) ->
     assert {tensor.shape for tensor in doubled} >= sizes
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, *slow(torch.bfloat16)])
 def test_every_kind_of_proof_finds_the_same(dtype: torch.dtype) -> None:
     """In float64, also for a model that computes in less."""
     torch.manual_seed(0)

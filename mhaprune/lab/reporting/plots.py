@@ -92,9 +92,9 @@ class Plot:
 
     @cached_property
     def narrow(self) -> bytes:
-        """The figure as an SVG file for a screen as narrow as a phone's; empty if its panels would be too small, or if
-        it cannot be copied."""
-        if not NARROW < self.figure.get_figwidth() <= 2 * NARROW:
+        """The figure as an SVG file for a screen as narrow as a phone's; empty if its panels would be too small, if it
+        is for specialists, or if it cannot be copied."""
+        if self.appendix or not NARROW < self.figure.get_figwidth() <= 2 * NARROW:
             return b""
         parts = [self.figure, *self.figure.subfigs]
         # Legends keep copies of what they explain, so that the figure is copied together with the lines themselves.

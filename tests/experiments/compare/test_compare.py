@@ -232,6 +232,7 @@ def test_what_is_said(snapshot: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_scorer_with_a_second_schedule_goes_by_both_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And keeps what it was with the first; what the second measures is counted, and what its score took as well. The
     progress line knows what is scored, and how far that is."""

@@ -158,6 +158,7 @@ def explained(tmp_path: Path, *overrides: str) -> Tables:
     return tables_in(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_removed_heads_are_grey_and_say_so(run: Run, cache: Path, tmp_path: Path) -> None:
     study = run.study()
     gone = map(HeadId.parse, ("encoder_self.0.1", "decoder_self.0.0", "decoder_self.0.1"))
@@ -211,6 +212,7 @@ def test_examples_of_the_split_are_shown_with_what_is_right(run: Run) -> None:
         assert row.correct == (row.answer == row.right_answer)
 
 
+@pytest.mark.slow
 def test_an_example_that_the_task_does_not_know_has_no_right_answer(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     study = run.study()
     monkeypatch.setattr(Sort, "answer", lambda self, source: None)
