@@ -144,6 +144,7 @@ def test_a_phone_gets_figures_of_its_own_and_the_others_stay_as_they_are() -> No
         figure = Figure(figsize=(width, 3))
         figure.add_subplot()
         assert bool(Plot("a", "", figure).narrow) is own
+        assert not Plot("a", "", figure, appendix=True).narrow
     unnamed = Figure(figsize=(7, 3))
     unnamed.add_subplot().xaxis.set_major_formatter(lambda value, place: "")
     assert not Plot("a", "", unnamed).narrow
@@ -257,6 +258,8 @@ def page() -> str:
     plots = list(draw(Ablate.figures, tables))
     page = render("ablate on <sort>", ["9 of 24"], plots, tables, {"command": "python x"}, ["proved"])
     assert page.count('<img src="data:image/svg+xml;base64,') == len(plots)
+    assert page.count("<source ") == sum(bool(plot.narrow) for plot in plots) < len(plots)
+    assert 'base64,"' not in page, "none is empty"
     assert all(f'alt="{plot.alt or plot.caption}"' in page for plot in plots if "'" not in plot.caption)
     return page
 

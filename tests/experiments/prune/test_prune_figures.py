@@ -70,6 +70,8 @@ def test_a_curve_for_every_recovery_and_the_control_in_every_panel(tables: Table
         assert sorted(np.asarray(rings.get_ydata())) == [0.9, 0.97, 0.99], "of each recovery, four heads left"
         np.testing.assert_allclose(np.asarray(rings.get_xdata(), dtype=float), 2, atol=0.06)
         np.testing.assert_allclose(np.asarray(lowest.get_ydata(), dtype=float), 0.99)
+    (plot,) = recovery_curves({**tables, "smallest": tables["smallest"].assign(heads_removed=0)})
+    assert marks[0] not in {text.get_text() for text in plot.figure.legends[0].get_texts()}, "none can be removed"
     recovery = tables["recovery"]
     only_later = recovery[(recovery["recovery"] != "tune") | (recovery["schedule"] == "greedy")]
     (plot,) = recovery_curves({**tables, "recovery": only_later})

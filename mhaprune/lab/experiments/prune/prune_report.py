@@ -149,7 +149,7 @@ def recovery_curves(tables: Tables) -> Plot:
             x = curve["heads_removed"] + shift * (i - (len(names) - 1) / 2)
             label = "no recovery" if name == NOTHING else name
             plots.draw_curve(axes, curve.assign(x=x), "x", label=label, **plots.line_style(i))
-        best = smallest[(smallest.apply(_way, axis=1) == way) & smallest["recovery"].isin(names)]
+        best = smallest[smallest.apply(_way, axis=1) == way]
         x = best["heads_removed"] + shift * (best["recovery"].map(names.index) - (len(names) - 1) / 2)
         plots.mark_choice(axes, best.assign(x=x), "x")
         axes.set(title=wrapped(way, size[0] - 0.2), xticks=sorted(table["heads_removed"].unique()))
