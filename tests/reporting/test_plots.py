@@ -148,6 +148,9 @@ def test_a_phone_gets_figures_of_its_own_and_the_others_stay_as_they_are() -> No
     unnamed = Figure(figsize=(7, 3))
     unnamed.add_subplot().xaxis.set_major_formatter(lambda value, place: "")
     assert not Plot("a", "", unnamed).narrow
+    foreign = Figure(figsize=(7, 3))
+    foreign.legend(foreign.add_subplot().plot([1, 2]), ["a legend of its own"])
+    assert not Plot("a", "", foreign).narrow
 
 
 def test_the_files_of_figures_are_those_that_are_wanted(tmp_path: Path) -> None:

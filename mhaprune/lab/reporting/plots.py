@@ -98,10 +98,12 @@ class Plot:
             return b""
         parts = [self.figure, *self.figure.subfigs]
         # Legends keep copies of what they explain, so that the figure is copied together with the lines themselves.
-        explained = [_HANDLES[legend] for part in parts for legend in part.legends]
+        explained = [_HANDLES.get(legend) for part in parts for legend in part.legends]
+        if None in explained or self.figure.canvas.manager is not None:  # of a plug-in, or of pyplot
+            return b""
         try:
             figure, explained = pickle.loads(pickle.dumps((self.figure, explained)))
-        except (AttributeError, TypeError, pickle.PicklingError):  # a plug-in's figure may hold a function without name
+        except Exception:  # a plug-in's figure may hold anything, such as a function without name
             return b""
         legends = [legend for part in (figure, *figure.subfigs) for legend in part.legends]
         _HANDLES.update(zip(legends, explained, strict=True))
