@@ -199,8 +199,8 @@ def part_of(steps: Sequence[Step]) -> int | None:
 
 
 def seconds_left(steps: Sequence[Step]) -> float | None:
-    """Return the seconds until the outermost step ends, if that is known; else the
-    seconds until the outermost step that counts its items ends. Return None before a tenth of it is finished."""
+    """Return the seconds until the outermost step ends, if that is known; else until the outermost step that counts its
+    items ends. Before a tenth of it is finished, return None, or what is left of a long time that was expected."""
     outer = steps[0]
     if outer.left is not None:
         left = outer.left(steps)
@@ -210,7 +210,8 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
         return None
     begun, share = steps[place].seconds, share_of(steps)
     if share < EARLY:
-        return None if (total := foreseen(steps[place:])) < LONG else max(0.0, total - begun)
+        total = foreseen(steps[place:])
+        return total - begun if total >= LONG and total > begun else None
     return begun * (1 - share) / share
 
 

@@ -14,8 +14,8 @@ Made docs/findings/skills.md.
 from __future__ import annotations
 
 import argparse
-import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from mhaprune_models.behaviours import BEHAVIOURS, behaviours
 from mhaprune_models.smollm2 import SKILLS, Smollm2
 
 import mhaprune
-from mhaprune.storage.store import make_folder, write_bytes
+from draws import over_draws
+from mhaprune.storage.store import make_folder
 from mhaprune.tables import HEAD, KIND
 
 CLEAR = 0.4
@@ -55,7 +56,6 @@ def of_draw(folder: Path, draw: int, texts: int) -> pd.DataFrame:
         for name in BEHAVIOURS:
             does = seen[name] >= CLEAR
             row = {
-                "draw": draw,
                 "behaviour": name,
                 "skill": kind,
                 "heads": int(does.sum()),
@@ -74,14 +74,8 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     folder = make_folder("FOLDER", chosen.folder)
-    path = folder / "behaviours.csv"
-    table = pd.read_csv(path) if path.exists() else pd.DataFrame({"draw": []})
-    for draw in range(chosen.draws):
-        if draw in {*table["draw"]}:
-            continue
-        table = pd.concat([table, of_draw(folder, draw, chosen.texts)], ignore_index=True)
-        write_bytes(path, table.to_csv(index=False).encode())
-        print(f"draw {draw} of {chosen.draws}", file=sys.stderr)
+    made = partial(of_draw, folder, texts=chosen.texts)
+    table = over_draws(folder / "behaviours.csv", range(chosen.draws), made)
     shown = table.groupby(["behaviour", "skill"], sort=False)[["heads", "needed", "both", "area"]].agg(["mean", "std"])
     print(shown.round(2).to_string())
 

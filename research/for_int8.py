@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ import torch
 from torch import nn
 
 import mhaprune
+from draws import over_draws
 from kinds import CHOSEN, JUDGED, OTHER, READ, SCORED, Texts
 from mhaprune import losses
 from mhaprune.heads import HeadMask
@@ -34,7 +34,7 @@ from mhaprune.measure.accuracy import by_kind
 from mhaprune.measure.outcomes import measure
 from mhaprune.recoveries.refit import Refit
 from mhaprune.statistics.intervals import mean_interval
-from mhaprune.storage.store import make_folder, write_bytes
+from mhaprune.storage.store import make_folder
 
 SHARES = (1.0, 0.9, 0.7, 0.5)
 """The shares of the operations of all units that stay."""
@@ -94,15 +94,11 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     folder = make_folder("FOLDER", chosen.folder)
-    path = folder / "for_int8.csv"
-    table = pd.read_csv(path) if path.exists() else pd.DataFrame({"draw": []})
-    for draw in range(chosen.draws):
-        if draw in {*table["draw"]}:
-            continue
-        rows = pd.DataFrame(of_draw(Texts(folder, draw))).assign(draw=draw)
-        table = pd.concat([table, rows], ignore_index=True)
-        write_bytes(path, table.to_csv(index=False).encode())
-        print(rows.round(4).to_string(index=False), file=sys.stderr)
+
+    def made(draw: int) -> pd.DataFrame:
+        return pd.DataFrame(of_draw(Texts(folder, draw)))
+
+    table = over_draws(folder / "for_int8.csv", range(chosen.draws), made)
     means = table.groupby(["share", "runtime", "way"])["similarity"].agg(["mean", "min", "max"])
     print(means.round(4).to_string())
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ import torch
 from numpy.random import default_rng
 
 import mhaprune
+from draws import over_draws
 from mhaprune import losses
 from mhaprune.api.wrap import Heads
 from mhaprune.data import Splits
@@ -154,16 +154,14 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     folder = make_folder("FOLDER", chosen.folder)
-    path = folder / f"kinds-{chosen.minutes:g}.csv"
-    table = pd.read_csv(path) if path.exists() else pd.DataFrame({"draw": []})
-    for draw in range(chosen.first, chosen.first + chosen.draws):
-        if draw in {*table["draw"]}:
-            continue
-        rows = pd.DataFrame(of_draw(Texts(folder, draw), folder, draw, chosen.minutes)).assign(draw=draw)
-        table = pd.concat([table, rows], ignore_index=True)
-        write_bytes(path, table.to_csv(index=False).encode())
-        shown = rows.filter(["way", "speed", "kind", "quality", "speedup", "seconds"])
-        print(shown.round(4).to_string(index=False), file=sys.stderr)
+
+    def made(draw: int) -> pd.DataFrame:
+        return pd.DataFrame(of_draw(Texts(folder, draw), folder, draw, chosen.minutes))
+
+    draws = range(chosen.first, chosen.first + chosen.draws)
+    table = over_draws(folder / f"kinds-{chosen.minutes:g}.csv", draws, made)
+    shown = ["draw", "way", "speed", "kind", "quality", "speedup", "seconds"]
+    print(table.filter(shown).round(4).to_string(index=False))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ import torch
 from mhaprune_models.smollm2 import SKILLS, Smollm2
 
 import mhaprune
+from draws import over_draws
 from mhaprune.heads import HeadMask
-from mhaprune.progress import track
-from mhaprune.storage.store import make_folder, write_bytes
+from mhaprune.storage.store import make_folder
 
 GONE = (18, 27)
 SCORED, JUDGED = 48, 16
@@ -84,12 +85,8 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     folder = make_folder("FOLDER", chosen.folder)
-    path = folder / "choices.csv"
-    table = pd.read_csv(path) if path.exists() else pd.DataFrame({"draw": []})
-    todo = [draw for draw in range(chosen.first, chosen.first + chosen.draws) if draw not in set(table["draw"])]
-    for draw in track(todo, "draws"):
-        table = pd.concat([table, of_draw(draw, str(folder / "cache"))], ignore_index=True)
-        write_bytes(path, table.to_csv(index=False).encode())
+    made = partial(of_draw, cache=str(folder / "cache"))
+    table = over_draws(folder / "choices.csv", range(chosen.first, chosen.first + chosen.draws), made)
     table["lost"] = -table["quality_change"]
     where = ["way", "gone", "rule"]
     shown = table.pivot_table(index=where, columns="kind", values="lost", sort=False)

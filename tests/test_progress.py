@@ -118,6 +118,10 @@ def test_what_will_take_more_than_a_minute_says_so_before_it_begins(clock: Clock
         "batches 1 of 3",
         "batches 1 of 3, about 30 s left",
     ]
+    with doing("batches", 100) as step:
+        step.expected = 61.0
+        clock.now += 70
+        assert clock.left() is None, "the time that was expected is over, and nothing is known"
 
 
 def test_what_an_earlier_run_has_done_makes_this_one_no_faster(clock: Clock) -> None:

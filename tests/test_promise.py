@@ -134,7 +134,7 @@ def test_a_time_that_cannot_be_is_refused_and_one_that_is_kept_anyway_removes_no
         ({"faster": 1.5, "keep": 0.5}, "faster=1.5: says how many units stay, leave keep= out"),
         ({"faster": 1.5, "ms": 2.0}, "faster=1.5, ms=2: says how many units stay, leave ms= out"),
         ({"ms": 2.0, "even": True}, "ms=2: says how many units stay, leave even= out"),
-        ({"batch_size": 8}, "batch_size=8: needs faster= or ms="),
+        ({"batch_size": 8}, "batch_size=8: needs faster=, ms= or of="),
         ({"faster": 1.0}, "faster=1.0: must be above 1"),
         ({"ms": -1.0}, "ms=-1.0: must be above 0"),
     ):

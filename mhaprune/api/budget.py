@@ -82,9 +82,9 @@ class Budget(Checked):
         if time and more:
             raise ValueError(f"{time}: says how many units stay, leave {more[0]}= out")
         if self.batch_size != 1 and not time and self.of != "time":
-            raise ValueError(f"batch_size={self.batch_size}: needs faster= or ms=")
+            raise ValueError(f"batch_size={self.batch_size}: needs faster=, ms= or of='time'")
         if self.runtime not in (None, "torch") and not time and self.of != "time":
-            raise ValueError(f'runtime={self.runtime}: is where faster=, ms= and of="time" are measured, leave it out')
+            raise ValueError(f'runtime={self.runtime}: times faster=, ms=, of="time" and within=, leave it out')
         if isinstance(self.even, dict) and self.keep is not None:
             raise ValueError(f"keep={self.keep}: even={self.even} says how many heads stay; leave one of them out")
         if self.of != "units" and (self.even or self.cache_bytes is not None):

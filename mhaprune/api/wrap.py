@@ -24,7 +24,7 @@ from mhaprune.api.parsing import (
 )
 from mhaprune.api.promise import fastest_within
 from mhaprune.api.recovering import Fit, Recoveries, Steps, recovered
-from mhaprune.api.scored_heads import ScoredHeads
+from mhaprune.api.scored_heads import Promised, ScoredHeads
 from mhaprune.api.timing import speed_table
 from mhaprune.api.to_lab import lab
 from mhaprune.data import SPLITS
@@ -184,8 +184,13 @@ class Heads(ScoredHeads):
         >>> heads.units("block").mask(keep=1).kept
         (HeadId(site='attention', layer=1, head=0),)
         """
-        subject = self.subject.grouped(unit)  # kept, so that scores are computed only once
-        return self if subject is self.subject else vars(self).setdefault(f"_{unit}", replace(self, subject=subject))
+        subject = self.subject.grouped(unit)
+        if subject is self.subject:
+            return self
+        if (found := vars(self).get(f"_{unit}")) is None:  # kept, so that scores are computed only once
+            found = vars(self)[f"_{unit}"] = replace(self, subject=subject)
+            vars(found)["promised"] = Promised(self.promised.rows, self.promised.curves)
+        return found
 
     @checked
     @shown()
@@ -248,7 +253,7 @@ class Heads(ScoredHeads):
         mask: Any = None,
         within: Annotated[float, Ge(0)] | None = None,
         copy: bool = True,
-        runtime: Runtime = "torch",
+        runtime: Runtime | None = None,
         distil: Any = None,
         minutes: Annotated[float, Gt(0)] | None = None,
         **how: Any,
@@ -282,10 +287,10 @@ class Heads(ScoredHeads):
         >>> [layer.num_heads for layer in heads.prune(even={1: 3}).attention]
         [4, 3]
         """
-        if runtime != "torch" and within is None:
+        if runtime is not None and within is None:
             how |= {"runtime": runtime}
         if mask is not None and how:
-            raise ValueError(f"{next(iter(how))}: chooses heads, which mask= names already; leave one of them out")
+            raise ValueError(f"{next(iter(how))}: is for a choice of heads, which mask= makes; leave one of them out")
         after = Recoveries(refit, fine_tune, distil, minutes, tested=within is not None)
         if within is not None:
             if keep is not None or mask is not None or {*how} - {"over"}:
@@ -464,17 +469,11 @@ class Heads(ScoredHeads):
         """Return the heads whose model this runtime computes where it is timed."""
         if runtime in (None, self.subject.runtime):
             return self
-        found = replace(self, subject=self.subject.changed(runtime=runtime))
-        vars(found).update(scoring=self.scoring, promised=self.promised)
-        if runtime not in self._checked:
+        if (found := vars(self).get(f"_{runtime}")) is None:
             check_runtime(self.subject, self.splits.proof)
-            self._checked.add(runtime)
+            found = vars(self)[f"_{runtime}"] = replace(self, subject=self.subject.changed(runtime=runtime))
+            vars(found).update(scoring=self.scoring, promised=self.promised)
         return found
-
-    @cached_property
-    def _checked(self) -> set[str]:
-        """The runtimes that were compared with torch."""
-        return set()
 
     @cached_property
     def _equivalence(self) -> EquivalenceCheck:

@@ -312,13 +312,16 @@ def draw_band(axes: Axes, draws: pd.DataFrame, **style: Any) -> None:
 
 
 def mark_choice(axes: Axes, rows: pd.DataFrame, x: str = "heads_removed") -> None:
-    """Ring the best choice of each row of a summary, and draw the quality that none may fall below."""
-    dense, tolerance = rows.iloc[0][["dense_quality", "tolerance"]]
-    rows = rows[rows["heads_removed"] > 0]
+    """Ring the choice of each row of a summary, and draw a line at the dense model's quality less the tolerance. With
+    several kinds of examples each row has its own, and there is no line."""
+    lowest = {*(rows["dense_quality"] - rows["tolerance"])}
+    rows, tolerance = rows[rows["heads_removed"] > 0], rows["tolerance"].max()
     if len(rows):
         ring: dict[str, Any] = {"color": "black", "markersize": 14, "markerfacecolor": "none", "clip_on": False}
         axes.plot(rows[x], rows[QUALITY], "o", label="the most within the tolerance", **ring)
-    axes.axhline(dense - tolerance, color="black", linestyle=":", linewidth=0.9, label=f"{tolerance:g} below the whole")
+    if len(lowest) == 1:
+        label = f"{tolerance:g} below the whole"
+        axes.axhline(*lowest, color="black", linestyle=":", linewidth=0.9, label=label)
 
 
 _HANDLES = WeakKeyDictionary[Legend, Sequence[Any]]()
