@@ -82,7 +82,7 @@ def keep_promises(folder: Path, few: bool) -> None:
             plan = (name, runtime, batch_size, SPEEDS[n])
             if batch_size not in BATCH_SIZES[runtime] or plan in {*table[PLAN].itertuples(index=False, name=None)}:
                 continue
-            before = table[(table[PLAN[:3]] == plan[:3]).all(axis=1)]["dense_ms"] if len(table) else table["model"]
+            before = table[(table[PLAN[:3]] == [*plan[:3]]).all(axis=1)]["dense_ms"] if len(table) else table["model"]
             time = {"ms": before.iloc[-1] / SPEEDS[n]} if n % 2 and len(before) else {"faster": SPEEDS[n]}
             known = len(heads.promises)
             heads.mask(by="gate_output", batch_size=batch_size, runtime=runtime, **time)
