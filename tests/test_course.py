@@ -213,21 +213,19 @@ def test_numbers_come_from_the_run_and_not_from_the_text(notebook: str) -> None:
 @pytest.mark.slow
 def test_what_importance_says_is_so(tmp_path: Path) -> None:
     """And what was kept with it is what it says today."""
-    start, printed = time.monotonic(), dict[str, str]()
+    start, printed = time.process_time(), dict[str, str]()
     names = run(IMPORTANCE, {"CACHE": str(tmp_path)}, printed)
-    assert time.monotonic() - start < 700
+    assert time.process_time() - start < 180, "two minutes on a quiet machine"
     for cell in cells(IMPORTANCE):
         kept = ["".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream"]
         (kept_words, kept_numbers), (words, numbers) = map(in_parts, ("".join(kept), printed[cell["id"]]))
         assert kept_words == words, cell["id"]
         # Another processor rounds otherwise, so the models that are trained there differ a little.
         assert numbers == pytest.approx(kept_numbers, rel=0.05, abs=0.02), cell["id"]
-    gates = names["means"]
+    careful, quick, slowly, naively = names["trained"].to_dict("records")
     assert names["trained"]["exact match"].min() > 0.98
-    agrees, follows = gates["ρ with ablation"], gates["ρ with start"]
-    together = ["random start and slow gates", "naively: all four"]
-    assert agrees.drop(together).min() > agrees[together].max() + 0.1, "no setting does the harm alone"
-    assert follows["random start"] < 0.5 < 0.8 < follows[together].min()
+    assert careful["ρ with ablation"] > max(each["ρ with ablation"] for each in (slowly, naively)) + 0.1
+    assert quick["ρ with start"] < 0.5 < 0.8 < min(each["ρ with start"] for each in (slowly, naively))
     order = names["worst"].drop_duplicates(["site", "layer", "head"])[["site", "layer", "head"]].to_numpy().tolist()
     assert order == names["closed"].head(3)[["site", "layer", "head"]].to_numpy().tolist()
     assert names["left"]["whole split"] < names["left"]["taylor_batch"] < 0.5, "most cancels"
