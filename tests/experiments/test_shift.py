@@ -1,5 +1,6 @@
 """Pruned models on examples of other kinds."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +10,23 @@ import torch
 
 from mhaprune.data import Splits
 from mhaprune.heads import HeadMask
-from mhaprune.lab.experiments.shift import group_sentence, groups_of, shift_quality, shift_sentences, shift_table
+from mhaprune.inputs import Study
+from mhaprune.lab.experiments.shift import (
+    group_sentence,
+    groups_of,
+    held_out_sentences,
+    held_out_table,
+    shift_quality,
+    shift_sentences,
+    shift_table,
+)
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.reporting.plots import draw
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import measure
+from mhaprune.recoveries.refit import Refit
 from mhaprune.subjects.batches import Batches
+from mhaprune.training.fine_tuning import FINE_TUNING
 from support.figures import check_legible
 from support.models import gated_model
 
@@ -141,3 +153,43 @@ def test_examples_of_a_pretrained_model_are_grouped_by_label_or_by_length() -> N
     }
     few = groups_of(SimpleNamespace(task=None, splits=Splits(report=texts[6:12])))
     assert set(few) == {"3 to 9 tokens"}, "too few for parts"
+
+
+def test_what_is_refitted_to_the_shorter_half_is_judged_on_the_longer_examples(splits: Splits, task: Sort) -> None:
+    """Beside a refit to as many of all lengths, so that only the lengths differ."""
+    model = gated_model(task)
+    alike = {name: model.answered(part) for name, part in splits.items() if name not in splits.shifts}
+    mask = HeadMask(model.grid).without(*model.grid.heads[:3])
+    study = Study(model, Splits(**alike), FINE_TUNING, 0, recoveries={"refit": Refit()})
+    table = held_out_table(study, [("refit", mask)])["held_out"]
+    lengths, read = alike["train"].lengths(), alike["train"]
+    longest, shorter = int(lengths.sort().values[(len(lengths) - 1) // 2]), int((lengths <= lengths.median()).sum())
+    assert shorter < len(lengths)
+    every = torch.tensor([i * len(lengths) // shorter for i in range(shorter)])
+    reports = alike["report"]
+    long = reports[torch.tensor([i for i, length in enumerate(reports.lengths()) if length > longest])]
+    expected = []
+    for own in (read[(lengths <= longest).nonzero().flatten()], read[every]):
+        small, _ = Refit()(
+            replace(study, splits=Splits(**{**alike, "train": own})), model.without(mask), 0, None, print
+        )
+        expected.append(measure(small, long).quality.mean().item())
+    assert table["quality"].tolist() == pytest.approx(expected)
+    assert table["fitted_to"].tolist() == [f"up to {longest} tokens", "all lengths"]
+    assert table["examples"].tolist() == [len(long)] * 2
+    assert table["lost"].tolist() == pytest.approx([expected[1] - expected[0], 0])
+    (said,) = held_out_sentences({"held_out": table})
+    assert f"on the {len(long)} longer examples the model without 3 keeps" in said
+
+
+def test_nothing_is_held_out_of_one_length_or_beside_other_kinds(splits: Splits, task: Sort) -> None:
+    model = gated_model(task)
+    mask = HeadMask(model.grid).without(model.grid.heads[0])
+    alike = {name: part for name, part in splits.items() if name not in splits.shifts}
+    length = alike["train"].lengths().median()
+    even = {name: part[(part.lengths() == length).nonzero().flatten()] for name, part in alike.items()}
+    for given in ({**alike, **task.shifts()}, even):
+        study = Study(model, Splits(**given), FINE_TUNING, 0, recoveries={"refit": Refit()})
+        assert held_out_table(study, [("refit", mask)]) == {}
+    study = Study(model, Splits(**alike), FINE_TUNING, 0, recoveries={"refit": Refit()})
+    assert held_out_table(study, []) == {}

@@ -10,7 +10,15 @@ import pandas as pd
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
 from mhaprune.lab.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, the_one, with_proofs
-from mhaprune.lab.experiments.shift import group_sentence, groups_of, shift_quality, shift_sentences, shift_table
+from mhaprune.lab.experiments.shift import (
+    group_sentence,
+    groups_of,
+    held_out_sentences,
+    held_out_table,
+    shift_quality,
+    shift_sentences,
+    shift_table,
+)
 from mhaprune.lab.experiments.tolerance import (
     caveats,
     count_words,
@@ -101,6 +109,7 @@ def say_ablation(tables: Tables) -> Iterator[str]:
             yield Aside(_which(row, units))
     yield from group_sentence(tables)
     yield from shift_sentences(tables)
+    yield from held_out_sentences(tables)
     sure = any(surely_words(row, tables) for row in rows if row["heads_removed"])
     yield from caveats(tables, best, sure, "recovered")
 
@@ -261,7 +270,8 @@ class Ablate(HeadBudgets, WithinTolerance):
     draws are a control: only their accuracy is measured. A schedule that uses no scorer has a row under its own name.
 
     `groups` has the models of the summary on each kind of the usual examples, for example each length, and `shift` on
-    examples of other kinds, if the task or `shift` has any.
+    examples of other kinds, if the task or `shift` has any. If there are none, `held_out` says what a refit to the
+    shorter half of the examples keeps on the longer ones.
 
     Only the models of one scorer are recovered, because a recovery takes longer than a measurement: the scorer that can
     remove the most heads without a recovery. Recovered models have rows of their own in the summary.
@@ -327,6 +337,7 @@ class Ablate(HeadBudgets, WithinTolerance):
                 removed_most(study, chosen, summary[summary["scorer"] == furthest]),
                 self.calibrated,
             ),
+            **held_out_table(study, quickly_recovered(study, chosen, summary)),
         }
         return with_proofs(study, tables, difference)
 
@@ -359,6 +370,14 @@ def removed_most(
         if name != NOTHING and row["heads_removed"]:
             model = recover(study.recoveries[name], study, model).model
         yield row, model
+
+
+def quickly_recovered(study: Study, plans: Sequence[Plan], summary: pd.DataFrame) -> Iterator[tuple[str, HeadMask]]:
+    """Yield the name and the mask of each row of a summary with a recovery that takes only seconds."""
+    by_names = {removed_names(plan.mask): plan.mask for plan in plans}
+    for row in summary[(summary["recovery"] != NOTHING) & (summary["heads_removed"] > 0)].to_dict("records"):
+        if not study.recoveries[row["recovery"]].kept:
+            yield row["recovery"], by_names[row["removed"]]
 
 
 def with_times(table: pd.DataFrame, latency: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,8 @@
-"""The tables `groups` and `shift`: pruned models on each kind of the usual examples, and on examples of other kinds."""
+"""The tables `groups`, `shift` and `held_out`: pruned models on each kind of the usual examples, on examples of other
+kinds, and on longer ones than a recovery read."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -16,6 +18,7 @@ from mhaprune.lab.reporting.sentences import quality_of
 from mhaprune.measure.accuracy import accuracy_columns, by_group, calibration_columns, drop_columns
 from mhaprune.measure.outcomes import BATCH_SIZE, measure
 from mhaprune.progress import doing
+from mhaprune.recoveries.base import recover
 from mhaprune.subject import Subject
 from mhaprune.subjects.batches import LABELS
 from mhaprune.tables import DENSE, NOTHING, QUALITY, USUAL, Tables, in_percent, quality_name, unit_name
@@ -87,6 +90,49 @@ def shift_table(
     if "group" not in tables["groups"] or tables["groups"]["group"].nunique() < 2:
         del tables["groups"]
     return {name: table for name, table in tables.items() if len(table)}
+
+
+@doing("other examples")
+def held_out_table(study: Study, recovered: Iterable[tuple[str, HeadMask]]) -> dict[str, pd.DataFrame]:
+    """Return the table `held_out`, by its name: models after recoveries, each made on the shorter half of the examples
+    alone, and on as many of all lengths. Both are measured on the longer examples of the report split. If the user gave
+    examples of one kind, it says how much of a recovery holds on examples unlike those that it read. There is no table
+    if all are equally long, or if examples of other kinds are measured.
+    """
+    read, report = study.splits.train, study.splits.report
+    lengths_E = read.lengths()
+    longest = int(lengths_E.median())
+    short, long = lengths_E <= longest, report[(report.lengths() > longest).nonzero().flatten()]
+    if not study.splits.alike or short.all() or len(long) < 2:
+        return {}
+    shorter = short.nonzero().flatten()
+    parts = {f"up to {longest} tokens": shorter, "all lengths": torch.arange(len(shorter)) * len(read) // len(shorter)}
+    rows = []
+    for name, mask in recovered:
+        outcomes = {}
+        for fitted_to, examples in parts.items():
+            own = replace(study, splits=Splits(**{**study.splits.given, "train": read[examples]}))
+            outcomes[fitted_to] = measure(recover(study.recoveries[name], own, study.subject.without(mask)).model, long)
+        about = {"recovery": name, "heads_removed": len(mask.removed)}
+        for fitted_to, outcome in outcomes.items():
+            quality = {key: value for key, value in accuracy_columns(outcome).items() if key.startswith(QUALITY)}
+            lost = drop_columns("lost", outcome.quality, outcomes["all lengths"].quality)
+            rows.append({**about, "fitted_to": fitted_to, "examples": len(long), **quality, **lost})
+    return {"held_out": pd.DataFrame(rows)} if rows else {}
+
+
+def held_out_sentences(tables: Tables) -> Iterator[str]:
+    """Yield a sentence per recovery: what it keeps on longer examples than it read."""
+    if "held_out" not in tables:
+        return
+    for (name, removed), rows in tables["held_out"].groupby(["recovery", "heads_removed"], sort=False):
+        (_, short), (_, whole) = rows.iterrows()
+        low, high = (plots.number(short[f"lost{end}"], 3) for end in ("_low", "_high"))
+        yield (
+            f"Held out by length: on the {short['examples']} longer examples the model without {removed} keeps"
+            f" {quality_of(whole[QUALITY], tables)} after a {name} on all lengths, {quality_of(short[QUALITY], tables)}"
+            f" after one on as many examples of {short['fitted_to']} (95 % interval of the difference {low} to {high})."
+        )
 
 
 def group_sentence(tables: Tables) -> Iterator[str]:
