@@ -9,44 +9,22 @@ import json
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
+from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
+
+from mhaprune.moved import names_in
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-
-class Site(StrEnum):
-    """The three kinds of attention layer in mhaprune's own encoder-decoder. Other models have sites with other
-    names."""
-
-    ENCODER_SELF = "encoder_self"
-    DECODER_SELF = "decoder_self"
-    CROSS = "cross"
+__getattr__ = names_in("mhaprune.lab.model.sites", "Site", "NeuronSite", "SITES", "block_label")
 
 
-class NeuronSite(StrEnum):
-    """The two kinds of feed-forward layer there, whose units are hidden neurons."""
-
-    ENCODER = "encoder_neuron"
-    DECODER = "decoder_neuron"
-
-
-SITES = {
-    "encoder_self": "encoder self-attention",
-    "decoder_self": "decoder self-attention",
-    "cross": "cross-attention",
-    "encoder_neuron": "encoder neurons",
-    "decoder_neuron": "decoder neurons",
-}
-"""The sites of the project's own model in order, with their names in figures."""
-
-
-def block_label(site: str, layer: int) -> str:
-    """Return the name of a block in figures: `encoder self-attention 0`."""
-    return f"{SITES.get(site, site)} {layer}"
+def is_share(number: float | int) -> bool:
+    """Return whether a number says a share: 1.0 is all of the heads, 1 is one of them. NumPy's numbers count too."""
+    return not isinstance(number, Integral)
 
 
 class BlockId(NamedTuple):
@@ -74,11 +52,6 @@ class HeadId(NamedTuple):
     @property
     def block(self) -> BlockId:
         return BlockId(self.site, self.layer)
-
-    @property
-    def label(self) -> str:
-        """The name of the head in figures: `encoder self-attention 0.3`."""
-        return f"{block_label(self.site, self.layer)}.{self.head}"
 
     def __str__(self) -> str:
         site, at, call = self.site.partition("@")

@@ -1,4 +1,4 @@
-"""The old names of modules that were moved, for plug-ins and saved files that use these names."""
+"""The old names of modules and names that were moved, for plug-ins and saved files that use these names."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import CodeType, ModuleType
+from typing import Any
 
 ROOMS = {
     "front": "api",
@@ -29,10 +30,12 @@ FILES = {
     "wrapping": "wrapping.wrapped=wrapped_model wrapping.understand=build",
     "training": "wrapping.descent=loop wrapping.training=fine_tuning",
     "measure": "measure.columns=accuracy",
+    "lab.experiments": "schedules.budgets",
     "lab.cli": "front.command_line front.explained front.pages front.python front.refusals=arguments",
     "lab.model": "model.network=layers model.transformer=seq2seq",
     "lab.reporting": "reporting.training=training_curves settings.figures=figure_settings",
-    "lab.runs": "runs.found=run_reader settings.sweep=sweep_settings",
+    "lab.runs": """runs.found=run_reader settings.sweep=sweep_settings experiments.results=results
+        lab.experiments.results=results""",
 }
 MOVED = {f"mhaprune.{old}": f"mhaprune.{new}" for old, new in {**ROOMS, "wrapping.losses": "losses"}.items()}
 """New names by old ones."""
@@ -74,3 +77,14 @@ def parts_of(package: str) -> Callable[[str], ModuleType]:
         return import_module(f"{package}.{name}")
 
     return part
+
+
+def names_in(new: str, *names: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a module whose `names` are now in the module `new`."""
+
+    def moved(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"no {name!r} is in this module")
+        return getattr(import_module(new), name)
+
+    return moved

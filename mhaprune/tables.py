@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
-from mhaprune.heads import SITES, HeadId
+from mhaprune.heads import HeadId
+from mhaprune.lab.model.sites import SITES
 
 Tables = Mapping[str, pd.DataFrame]
 """Tidy tables by name: one row per measurement."""

@@ -26,7 +26,7 @@ CORE = """
     moved settings progress interrupts heads data tables statistics storage subject measure attention hooks surgery
     saving discovery subjects losses proofs wrapping training scorers schedules inputs recoveries pruning api
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
-LAB = [f"lab.{name}" for name in ("tasks", "reporting", "model", "sources", "experiments", "runs", "cli")]
+LAB = [f"lab.{name}" for name in ("tasks", "model", "reporting", "sources", "experiments", "runs", "cli")]
 HOUSE = [*CORE, "lab", *LAB, "__main__"]
 """The rooms. Each imports only from those before it, so that the core never imports the lab."""
 PACKAGE = ROOT / "mhaprune"

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mhaprune.data import EOS, PAD, Examples, Vocabulary, pad
-from mhaprune.heads import BlockId, HeadGrid, HeadId, HeadMask, Site
+from mhaprune.heads import BlockId, HeadGrid, HeadId, HeadMask
+from mhaprune.lab.model.sites import Site
 
 GRID = HeadGrid.full([BlockId(Site.ENCODER_SELF, 0), BlockId(Site.CROSS, 0)], 3)
 

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 import mhaprune
 from mhaprune import losses
 from mhaprune.data import BOS, PAD, Examples, Splits
+from mhaprune.lab.experiments.answers import edits, symbol_errors
 from mhaprune.lab.model.seq2seq import Seq2Seq
-from mhaprune.lab.tasks.answers import edits, symbol_errors
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.losses import LossAndQuality
 from mhaprune.measure.accuracy import (

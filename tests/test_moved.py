@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 
+from mhaprune.lab.model import sites
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.sources.loaded import Loaded
 from mhaprune.lab.tasks.base import Task
@@ -52,3 +53,12 @@ def test_a_file_that_names_a_class_of_an_earlier_version_means_the_same_one() ->
 def test_other_names_are_missed_as_ever(name: str) -> None:
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module(name)
+
+
+def test_a_name_is_the_same_in_the_module_that_it_left() -> None:
+    heads = importlib.import_module("mhaprune.heads")
+    assert {name: getattr(heads, name) for name in ("Site", "NeuronSite", "SITES", "block_label")} == {
+        name: getattr(sites, name) for name in ("Site", "NeuronSite", "SITES", "block_label")
+    }
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = heads.nothing

@@ -14,9 +14,8 @@ from torch import Tensor
 from mhaprune.api.parsing import least_of
 from mhaprune.api.promise import mask_in_time, unit_costs
 from mhaprune.api.scored_heads import ScoredHeads
-from mhaprune.heads import BlockId, HeadMask
+from mhaprune.heads import BlockId, HeadMask, is_share
 from mhaprune.schedules.base import Stepwise
-from mhaprune.schedules.budgets import is_share
 
 Masks = Callable[[Sequence[float], Tensor | None], list[HeadMask]]
 """A function that returns a mask for each number of units that stay; given a cost (N,) of the units, for each cost of

@@ -3,6 +3,7 @@
 A pruned model writes itself so: `save_pretrained`, as a Trainer calls it, is `write_with_code`.
 """
 
+import ast
 import inspect
 import json
 import sys
@@ -89,8 +90,12 @@ def write_with_code(model: Any, folder: str | Path, *arguments: Any, **named: An
 
 def alone(module: ModuleType) -> str:
     """Return the code of a module without imports of mhaprune, for a file that holds several."""
-    lines = inspect.getsource(module).splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("from mhaprune.") and line != FUTURE)
+    source = inspect.getsource(module)
+    imports = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in imports if f"{node.module}.".startswith(("mhaprune.", "__future__."))]
+    left_out = {line for node in ours for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    lines = enumerate(source.splitlines(keepends=True), 1)
+    return "".join(line for number, line in lines if number not in left_out)
 
 
 def write_plain(model: Any, folder: Path) -> str:

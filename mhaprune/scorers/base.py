@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
+from mhaprune.heads import is_share
 from mhaprune.settings.ranges import Checked
 from mhaprune.statistics.intervals import moments
 from mhaprune.subject import Subject
@@ -165,14 +166,14 @@ class Budgeted(Scorer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.keep <= 0 or (isinstance(self.keep, float) and not self.keep <= 1):
+        if self.keep <= 0 or (is_share(self.keep) and not self.keep <= 1):
             raise ValueError(
                 f"keep={self.keep}: a share must be above 0.0 and at most 1.0, a number of heads 1 or more"
             )
 
     def heads_to_keep(self, num_heads: int) -> int:
         """Return the number of heads to keep. Raises ValueError if it is 0 or more than there are."""
-        heads = round(self.keep * num_heads) if isinstance(self.keep, float) else self.keep
+        heads = round(self.keep * num_heads) if is_share(self.keep) else int(self.keep)
         if not 1 <= heads <= num_heads:
             raise ValueError(f"keep={self.keep}: of {num_heads} heads these are {heads}, allowed are 1 to {num_heads}")
         return heads

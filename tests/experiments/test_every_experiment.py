@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhaprune.lab.experiments.base import Experiment, figures_of, functions_of
-from mhaprune.lab.experiments.results import Results
 from mhaprune.lab.experiments.train import Train
 from mhaprune.lab.reporting.head_map import heads_that_matter, in_small
 from mhaprune.lab.reporting.headline import against_settings
@@ -20,6 +19,7 @@ from mhaprune.lab.reporting.plots import draw, lay_out
 from mhaprune.lab.reporting.sentences import Aside, if_poor
 from mhaprune.lab.reporting.settings import setting
 from mhaprune.lab.reporting.words import words
+from mhaprune.lab.runs.results import Results
 from mhaprune.lab.runs.run import build
 from mhaprune.lab.runs.run_folder import RunFolder, read_status
 from mhaprune.lab.runs.run_reader import read_run

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Examples, Splits
-from mhaprune.heads import HeadGrid, HeadMask, Site
+from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.sites import Site
 from mhaprune.measure.outcomes import ProofFailed, gate_gradients, measure
 from mhaprune.measure.times import COPIES
 from mhaprune.pruning.plans import Plan, Search, choices, plans_of

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from mhaprune.data import Splits
-from mhaprune.heads import BlockId, HeadMask, Site
+from mhaprune.heads import BlockId, HeadMask
 from mhaprune.inputs import Study
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.sites import Site
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.recoveries.base import HISTORY, Recovery, State, recover
 from mhaprune.storage.store import fingerprint

@@ -9,11 +9,11 @@ import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyBboxPatch
 
-from mhaprune.heads import SITES
 from mhaprune.lab.experiments.ablate import Ablate
 from mhaprune.lab.experiments.base import Experiment
 from mhaprune.lab.experiments.explain.explain import Explain
 from mhaprune.lab.experiments.prune.prune import Prune
+from mhaprune.lab.model.sites import SITES
 from mhaprune.lab.reporting.head_map import MOST_NAMED, PALE, Verdict, heads_that_matter, in_small
 from mhaprune.lab.reporting.plots import STYLE
 from mhaprune.tables import Tables

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune.heads import BlockId, HeadId, HeadMask, Site
+from mhaprune.heads import BlockId, HeadId, HeadMask
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.sites import Site
 from mhaprune.schedules.base import Evidence, Schedule, Stepwise
 from mhaprune.subject import Subject
 from support.composing import every, known

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mhaprune.data import Examples, Splits
-from mhaprune.heads import BlockId, HeadId, HeadMask, Site
+from mhaprune.heads import BlockId, HeadId, HeadMask
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.sites import Site
 from mhaprune.measure.outcomes import measure
 from mhaprune.scorers import replacing
 from mhaprune.scorers.ablation import Ablation, resample

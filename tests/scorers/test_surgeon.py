@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import PAD, Splits
-from mhaprune.heads import BlockId, Site
+from mhaprune.heads import BlockId
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.sites import Site
 from mhaprune.scorers.surgeon import Surgeon
 
 TINY = 1e-9

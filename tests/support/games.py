@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import EOS, Examples
-from mhaprune.heads import BlockId, HeadGrid, Site
+from mhaprune.heads import BlockId, HeadGrid
+from mhaprune.lab.model.sites import Site
 from mhaprune.subject import AnswerOutcome
 
 

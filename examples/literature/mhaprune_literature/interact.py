@@ -19,6 +19,7 @@ from mhaprune.data import Data
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.inputs import Study
 from mhaprune.lab.experiments.base import Experiment, Findings, Setup, the_one, with_proofs
+from mhaprune.lab.model.sites import head_label
 from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.heat_map import MISSING, heat_map
@@ -139,7 +140,7 @@ def interactions(tables: Tables) -> Plot | None:
     top = float(np.nanmax(np.abs(values)))
     norm = FuncNorm((lambda x: np.sign(x) * np.abs(x) ** 0.5, lambda x: np.sign(x) * x**2), -top, top)
     names: Any = {
-        which: [head.label for head, is_shown in zip(heads, shown, strict=True) if is_shown]
+        which: [head_label(head) for head, is_shown in zip(heads, shown, strict=True) if is_shown]
         for which, shown in (("rows", rows), ("columns", columns))
     }
     write = signed if cell == CELL else None

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Splits
-from mhaprune.heads import HeadMask, Site
+from mhaprune.heads import HeadMask
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.sites import Site
 from mhaprune.measure.outcomes import measure
 from mhaprune.scorers.fisher import Fisher
 from mhaprune_literature.all_but_one import AllButOne

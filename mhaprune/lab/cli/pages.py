@@ -17,13 +17,14 @@ import pandas as pd
 from mhaprune.api.choosing import sparing, usual_scores
 from mhaprune.api.parsing import named_scorers, two_examples
 from mhaprune.api.wrap import Heads
+from mhaprune.heads import is_share
 from mhaprune.inputs import Study
 from mhaprune.lab.experiments.ablate import Ablate
 from mhaprune.lab.experiments.examples import close_each, text_tables
-from mhaprune.lab.experiments.results import Results, present
 from mhaprune.lab.reporting.head_map import SmallMap, thumbnail
 from mhaprune.lab.reporting.sentences import Aside, as_fast, quality_of, right
 from mhaprune.lab.runs.clock import timed
+from mhaprune.lab.runs.results import Results, present
 from mhaprune.lab.runs.run import MODEL, SHOW
 from mhaprune.lab.sources.pretrained import tokens_of
 from mhaprune.measure.accuracy import worst_columns
@@ -32,7 +33,6 @@ from mhaprune.measure.times import clock_for, in_turn, speed_columns
 from mhaprune.progress import doing
 from mhaprune.recoveries.refit import Refit
 from mhaprune.saving.model_card import LOST
-from mhaprune.schedules.budgets import is_share
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.refusals import one_line

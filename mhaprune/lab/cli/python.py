@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mhaprune.inputs import Study
 from mhaprune.lab.cli.command_line import described
-from mhaprune.lab.experiments.results import Results
+from mhaprune.lab.runs.results import Results
 from mhaprune.lab.runs.run_folder import RunFolder
 from mhaprune.progress import shown
 from mhaprune.settings.ranges import checked

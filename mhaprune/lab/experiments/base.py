@@ -9,6 +9,7 @@ import pandas as pd
 
 from mhaprune.heads import HeadGrid
 from mhaprune.inputs import Study
+from mhaprune.lab.experiments.budgets import check_budgets, heads_to_remove
 from mhaprune.lab.reporting.head_map import Verdict, heads_that_matter
 from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.plots import Figures, Plot, draw
@@ -18,7 +19,6 @@ from mhaprune.progress import doing
 from mhaprune.pruning.pruned import proofs
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
-from mhaprune.schedules.budgets import check_budgets, heads_to_remove
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.ranges import Checked, Ge, Within
 from mhaprune.tables import Tables

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import EOS, SPECIAL, Data, Examples, pad, shift_right
-from mhaprune.heads import HeadId, HeadMask, Site
+from mhaprune.heads import HeadId, HeadMask
 from mhaprune.inputs import Study
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.sites import Site
 from mhaprune.lab.tasks.base import Task
 from mhaprune.measure.outcomes import all_open, measure_masks
 from mhaprune.progress import track

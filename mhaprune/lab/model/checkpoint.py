@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from mhaprune.attention.gates import GateConfig
-from mhaprune.heads import HeadGrid, HeadId, NeuronSite, Site
+from mhaprune.heads import HeadGrid, HeadId
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.sites import NeuronSite, Site
 from mhaprune.measure.outcomes import check_weights_finite
 from mhaprune.settings.refusals import BROUGHT, foreign
 from mhaprune.storage.cache import weights_digest

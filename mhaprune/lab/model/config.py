@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mhaprune.heads import BlockId, HeadGrid, HeadId, NeuronSite, Site
+from mhaprune.heads import BlockId, HeadGrid, HeadId
+from mhaprune.lab.model.sites import NeuronSite, Site
 from mhaprune.settings.ranges import Checked, Ge, Lt, Within
 
 

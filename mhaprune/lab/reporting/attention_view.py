@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mhaprune.heads import HeadId, block_label
+from mhaprune.heads import HeadId
+from mhaprune.lab.model.sites import block_label
 from mhaprune.lab.reporting.head_map import REMOVED, Verdict
 from mhaprune.lab.reporting.plots import SIGNS, amount, number
 from mhaprune.lab.reporting.sentences import quality_of, right

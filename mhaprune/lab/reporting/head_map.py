@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from mhaprune.heads import block_label
+from mhaprune.lab.model.sites import block_label, head_label
 from mhaprune.lab.reporting.heat_map import MATTERS, write_inside
 from mhaprune.lab.reporting.plots import COLOURS, Plot, amount, new_figure
 from mhaprune.tables import BLOCK, REFERENCE, blocks_in, named
@@ -195,4 +195,4 @@ def _bar(axes: Axes, stay: int, size: int, row: int, columns: int) -> None:
 
 def _list(heads: pd.DataFrame) -> str:
     scores = (f" ({digits})" if digits else "" for digits in heads["digits"])
-    return ", ".join(f"{head.label}{score}" for head, score in zip(named(heads), scores, strict=True))
+    return ", ".join(f"{head_label(head)}{score}" for head, score in zip(named(heads), scores, strict=True))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mhaprune.heads import SITES
+from mhaprune.lab.model.sites import SITES
 from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.plots import COLOURS, MARKERS, Plot, needs
 from mhaprune.scorers.agreement import with_reference

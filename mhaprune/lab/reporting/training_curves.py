@@ -7,7 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from mhaprune.heads import HeadId, block_label
+from mhaprune.heads import HeadId
+from mhaprune.lab.model.sites import block_label
 from mhaprune.lab.reporting.plots import COLOURS, Plot, legend_above, needs, new_figure, panels, plain_ticks
 from mhaprune.lab.reporting.sentences import share
 from mhaprune.tables import GATE, VALID_QUALITY, Tables

@@ -13,11 +13,11 @@ import torch
 from mhaprune.attention.gates import GateConfig
 from mhaprune.inputs import Study
 from mhaprune.lab.experiments.base import Experiment, Setup
-from mhaprune.lab.experiments.results import Results, present
 from mhaprune.lab.model.checkpoint import SavedModel, load
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.training import Training
 from mhaprune.lab.runs.clock import timed
+from mhaprune.lab.runs.results import Results, present
 from mhaprune.lab.runs.run_folder import RunFolder
 from mhaprune.lab.runs.sweep_settings import SWEEP_SETTINGS, SweepSettings
 from mhaprune.lab.sources.pretrained import Pretrained, PretrainedSource

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mhaprune.settings.plugins import allowed
 
 if TYPE_CHECKING:
-    from mhaprune.lab.experiments.results import Results
+    from mhaprune.lab.runs.results import Results
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.heads import BlockId, HeadGrid, HeadMask, Site
+from mhaprune.heads import BlockId, HeadGrid, HeadMask
 from mhaprune.lab.experiments.compare import compare_report as report
 from mhaprune.lab.experiments.compare.compare import Compare, Regrets, winner_table
+from mhaprune.lab.model.sites import Site
 from mhaprune.lab.runs.run import build
 from mhaprune.lab.runs.run_folder import RunFolder
 from mhaprune.progress import under_way

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from mhaprune.data import SPECIAL, Examples, Splits
-from mhaprune.heads import BlockId, Site
+from mhaprune.heads import BlockId
 from mhaprune.inputs import Known
 from mhaprune.lab.experiments.explain.alignment import (
     OFFSETS,
@@ -20,6 +20,7 @@ from mhaprune.lab.experiments.explain.alignment import (
 from mhaprune.lab.experiments.explain.patterns import ALIGNED, observe
 from mhaprune.lab.experiments.truth.truth import aligning
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.sites import Site
 from mhaprune.lab.tasks.reverse import Reverse
 from mhaprune.lab.tasks.running_sum import RunningSum
 from mhaprune.lab.tasks.sort import Sort

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mhaprune.data import PAD, Examples
-from mhaprune.heads import HeadId, HeadMask, Site
+from mhaprune.heads import HeadId, HeadMask
 from mhaprune.lab.experiments.base import figures_of
 from mhaprune.lab.experiments.examples import (
     answers_without,
@@ -22,6 +22,7 @@ from mhaprune.lab.experiments.examples import (
 )
 from mhaprune.lab.experiments.explain.explain import Explain, closed_table
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.sites import Site
 from mhaprune.lab.reporting.plots import Plot
 from mhaprune.lab.reporting.sentences import share
 from mhaprune.lab.runs.run import Run, build

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
-from mhaprune.heads import BlockId, HeadGrid, Site
+from mhaprune.heads import BlockId, HeadGrid
 from mhaprune.lab.experiments.explain.patterns import PATTERNS, PLACES, View, named_after, observe
+from mhaprune.lab.model.sites import Site
 from mhaprune.lab.tasks.reverse import Reverse
 from mhaprune.subject import AttentionMap
 

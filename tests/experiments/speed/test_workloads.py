@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from mhaprune.heads import HeadMask, Site
+from mhaprune.heads import HeadMask
 from mhaprune.lab.experiments.speed.matchup import Workload, evenly, scaled
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.model.sites import Site
 
 SHAPE = Transformer(d_model=12, num_heads=3, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=20)
 WORK = Workload(3, 7, 5)

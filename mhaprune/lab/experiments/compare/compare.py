@@ -14,6 +14,7 @@ import pandas as pd
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
 from mhaprune.lab.experiments.base import Findings, HeadBudgets, Setup, with_proofs
+from mhaprune.lab.experiments.budgets import with_a_choice
 from mhaprune.lab.experiments.compare import compare_report as report
 from mhaprune.lab.experiments.compare.compare_report import passes
 from mhaprune.lab.reporting.plots import appendix
@@ -22,7 +23,6 @@ from mhaprune.progress import doing, track
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning.plans import COSTS, Choice, Plan, choices
 from mhaprune.pruning.pruned import prune
-from mhaprune.schedules.budgets import with_a_choice
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics import intervals

@@ -9,8 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.heads import SITES, HeadId
+from mhaprune.heads import HeadId
 from mhaprune.lab.experiments.explain.alignment import alignment_sentences
+from mhaprune.lab.model.sites import SITES
 from mhaprune.lab.reporting.head_map import REMOVED, Verdict
 from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.heat_map import MATTERS, MISSING, frame, heat_map

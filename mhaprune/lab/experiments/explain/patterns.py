@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import EOS, PAD, SPECIAL, Data, Examples, shift_right
-from mhaprune.heads import BlockId, Site
+from mhaprune.heads import BlockId
+from mhaprune.lab.model.sites import Site
 from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.subject import AttentionMap, Subject

@@ -9,6 +9,7 @@ import pandas as pd
 
 from mhaprune.inputs import Study
 from mhaprune.lab.experiments.base import Findings, HeadBudgets, Setup, the_one, with_proofs
+from mhaprune.lab.experiments.budgets import heads_to_remove
 from mhaprune.lab.experiments.speed import speed_report as report
 from mhaprune.lab.experiments.speed.matchup import Matchup, Workload, evenly, scaled
 from mhaprune.lab.model.seq2seq import Seq2Seq
@@ -16,7 +17,6 @@ from mhaprune.measure.times import device_name
 from mhaprune.progress import doing
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.pruned import prune, time_removed
-from mhaprune.schedules.budgets import heads_to_remove
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.settings.ranges import Ge, Sizes, Within
 from mhaprune.tables import DENSE_AGAIN

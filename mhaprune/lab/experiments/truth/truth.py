@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from mhaprune.heads import HeadMask, Site
+from mhaprune.heads import HeadMask
 from mhaprune.inputs import Known, Study
 from mhaprune.lab.experiments.base import Experiment, Findings, Setup, with_proofs
 from mhaprune.lab.experiments.truth import truth_report as report
 from mhaprune.lab.experiments.truth.truth_report import PATCHED
+from mhaprune.lab.model.sites import Site
 from mhaprune.lab.tasks.base import Task
 from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.progress import doing, track

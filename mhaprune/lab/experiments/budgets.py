@@ -1,13 +1,9 @@
-"""Budgets: the numbers of heads to remove, as a user writes them, and as a schedule reads them."""
+"""Budgets: the numbers of heads to remove, as a user writes them, and as an experiment reads them."""
 
 import math
 from collections.abc import Sequence
-from numbers import Integral
 
-
-def is_share(number: float | int) -> bool:
-    """Return whether a number says a share: 1.0 is all of the heads, 1 is one of them. NumPy's numbers count too."""
-    return not isinstance(number, Integral)
+from mhaprune.heads import is_share
 
 
 def check_budgets(budgets: Sequence[int | float]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mhaprune.schedules.budgets import check_budgets, heads_to_remove
+from mhaprune.lab.experiments.budgets import check_budgets, heads_to_remove
 
 
 @pytest.mark.parametrize(
