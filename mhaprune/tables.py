@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 import pandas as pd
 
 from mhaprune.heads import HeadId
-from mhaprune.lab.model.sites import SITES
 
 Tables = Mapping[str, pd.DataFrame]
 """Tidy tables by name: one row per measurement."""
@@ -84,12 +83,6 @@ USUAL = "report split"
 BEST_OF_SIZE = "best of each size"
 """The entry of the columns `schedule` and `scorer` in rows of the control: models trained from scratch, for each number
 of heads in the shape of the best pruned model."""
-
-
-def block_order(site: str, layer: int) -> tuple[int, str, int]:
-    """Return the place of a block in the order of the model, as a key for sorting."""
-    known = list(SITES)
-    return (known.index(site) if site in known else len(known), site, layer)
 
 
 def head_names(cell: object) -> list[HeadId]:

@@ -43,3 +43,9 @@ def block_label(site: str, layer: int) -> str:
 def head_label(head: HeadId) -> str:
     """Return the name of a head in figures: `cross-attention 0.3`."""
     return f"{block_label(*BlockId(head.site, head.layer))}.{head.head}"
+
+
+def block_order(site: str, layer: int) -> tuple[int, str, int]:
+    """Return the place of a block in the order of the model, as a key for sorting."""
+    known = list(SITES)
+    return (known.index(site) if site in known else len(known), site, layer)

@@ -15,6 +15,7 @@ from mhaprune.lab.experiments.tolerance import (
     removable,
     surely_words,
 )
+from mhaprune.lab.model.sites import block_order
 from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.head_map import Verdict
 from mhaprune.lab.reporting.headline import Number
@@ -26,7 +27,6 @@ from mhaprune.tables import (
     QUALITY,
     SURE,
     Tables,
-    block_order,
     by_block,
     head_names,
     in_percent,
