@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isnan
 from typing import Annotated, ClassVar
 
 from mhaprune.inputs import Study
 from mhaprune.lab.experiments.answers import answer_tables
 from mhaprune.lab.experiments.base import Experiment, Findings
 from mhaprune.lab.reporting.headline import Number, quality_number
+from mhaprune.lab.reporting.plots import amount
 from mhaprune.lab.reporting.sentences import say_accuracy, share
 from mhaprune.lab.reporting.training_curves import training_curve
 from mhaprune.settings.ranges import Ge
@@ -40,8 +42,10 @@ class Train(Experiment):
     def say(tables: Tables) -> Iterator[str]:
         yield say_accuracy(tables["accuracy"])
         row = tables["accuracy"].iloc[0]
-        ends = f"95 % interval {share(row[f'{ERROR_RATE}_low'])} to {share(row[f'{ERROR_RATE}_high'])}"
-        yield f"The symbol error rate is {share(row[ERROR_RATE])} ({ends}): edits per symbol of the right answers."
+        low, high = row[f"{ERROR_RATE}_low"], row[f"{ERROR_RATE}_high"]
+        ends = "too few errors for an interval" if isnan(low) else f"95 % interval {share(low)} to {share(high)}"
+        rate = f"{amount(100 * row[ERROR_RATE], 1)} %"
+        yield f"The symbol error rate is {rate} ({ends}): edits per symbol of the right answers."
 
     @staticmethod
     def headline(tables: Tables) -> list[Number]:

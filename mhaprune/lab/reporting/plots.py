@@ -360,8 +360,11 @@ def amount(value: float, decimals: int = 3) -> str:
 
 
 def wrapped(words: str, inches: float) -> str:
-    """Return the words in lines of at most this width, at the size of a title; too long a word is broken."""
-    return textwrap.fill(words.replace(" %", "\u00a0%"), max(int(inches / 0.085), 6), break_on_hyphens=False)
+    """Return the words in lines of at most this width, at the size of a title; too long a word is broken, at a hyphen
+    if it has one."""
+    width = max(int(inches / 0.085), 6)
+    too_long = any(len(word) > width for word in words.split())
+    return textwrap.fill(words.replace(" %", "\u00a0%"), width, break_on_hyphens=too_long)
 
 
 def elided(name: str, most: int = 28) -> str:

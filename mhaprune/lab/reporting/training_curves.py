@@ -32,10 +32,10 @@ def training_curve(tables: Tables) -> Plot:
     loss.set(xlabel="step", ylabel="loss (nats per token)", yscale="log")
     plain_ticks(loss.yaxis)
     _draw_progress(quality, training, {VALID_QUALITY: ""})
-    quality.set(xlabel="step", ylabel="exact match, held-out", ylim=(-0.03, 1.03))
+    quality.set(xlabel="step", ylabel="exact match", ylim=(-0.03, 1.03))
     last = training.iloc[-1]
     title = f"After {last['step']:.0f} steps {share(last[VALID_QUALITY])} of held-out answers are right"
-    parts[0].suptitle(title, fontsize=11)
+    legend_above(parts[0], loss, title)
     caption = "Training: the loss at the left, with a logarithmic axis, the share of right answers at the right"
     if blocks:
         _draw_gates(parts[1], training, gates, blocks)
@@ -44,13 +44,11 @@ def training_curve(tables: Tables) -> Plot:
 
 
 def _draw_progress(axes: Axes, training: pd.DataFrame, lines: Mapping[str, str]) -> None:
-    """Draw columns of the table as lines, with a legend of several above the panel, where it covers no line."""
+    """Draw columns of the table as lines."""
     for (column, label), dash in zip(lines.items(), ("-", "--"), strict=False):
         known = training.dropna(subset=column)  # there is no training loss before the first step
         marker = "o" if len(known) == 1 else ""
         axes.plot(known["step"], known[column], marker=marker, color=COLOURS[0], linestyle=dash, label=label)
-    if len(lines) > 1:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(lines), borderaxespad=0.2)
 
 
 def _draw_gates(
