@@ -21,10 +21,16 @@ class Aside(str):
     aside = True
 
 
-def points_over_runs(points: pd.Series) -> str:
-    """Return a mean over runs in percentage points, with its 95 % interval: `1.2 points (0.3 to 2.1)`."""
-    low, high = student_interval(points)
-    return f"{number(points.mean(), 1)} points ({number(low, 1)} to {number(high, 1)})"
+def points_of(tables: Tables) -> str:
+    """Return the name of a hundredth of the quality: points if it is a share of answers, for a cosine is no
+    percentage."""
+    return "points" if in_percent(quality_name(tables)) else "hundredths"
+
+
+def over_runs(values: pd.Series, unit: str) -> str:
+    """Return a mean over runs with its 95 % interval: `1.2 points (0.3 to 2.1)`."""
+    low, high = student_interval(values)
+    return f"{number(values.mean(), 1)} {unit} ({number(low, 1)} to {number(high, 1)})"
 
 
 def share(value: float) -> str:

@@ -224,12 +224,12 @@ def test_what_is_said(snapshot: Any) -> None:
     snapshot(
         "compare",
         {name: Compare.say({"winner": pd.DataFrame(rows), "methods": methods}) for name, rows in cases.items()}
-        | {"over runs": report.over_runs({"methods": runs, "winner": winners})}
-        | {"over runs, within the noise": report.over_runs({"methods": noisy, "winner": winners})},
+        | {"over runs": report.say_over_runs({"methods": runs, "winner": winners})}
+        | {"over runs, within the noise": report.say_over_runs({"methods": noisy, "winner": winners})},
     )
     low, high = student_interval([0.03, 0.031, 0.032])
     assert f"3.1 points ({100 * low:.1f} to {100 * high:.1f})" in next(
-        report.over_runs({"methods": runs, "winner": winners})
+        report.say_over_runs({"methods": runs, "winner": winners})
     )
 
 

@@ -121,6 +121,16 @@ def test_the_regret_map_is_in_the_order_of_mean_regret_and_shows_the_table() -> 
     assert [x < right.get_xlim()[1] for x, _ in points] == [name != "random" for name in rows]
 
 
+def test_a_hundredth_of_a_cosine_is_no_percentage_point() -> None:
+    tables = {name: table.assign(quality_name="similarity") for name, table in method_tables().items()}
+    plot = drawn(tables)["regret"]
+    assert [plot.figure.axes[0].get_title(), plot.figure.axes[1].get_xlabel()] == [
+        "hundredths of similarity lost",
+        "hundredths",
+    ]
+    assert "point" not in plot.caption + plot.figure.get_suptitle()
+
+
 def test_the_regret_map_marks_the_choices_of_the_headline() -> None:
     tables = method_tables(("gate", "taylor", "ablation", "random"))
     chosen = list(tables["methods"].sort_values("regret_quality")["scorer"][1::-1])

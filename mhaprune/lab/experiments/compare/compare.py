@@ -91,7 +91,7 @@ class Compare(HeadBudgets):
     figures = (report.regret_map, appendix(training_curve))
     figures_over_runs = (report.compare_methods,)
     say = staticmethod(report.say)
-    say_in_common = staticmethod(report.over_runs)
+    say_in_common = staticmethod(report.say_over_runs)
     headline = staticmethod(report.headline)
 
     def check(self, setup: Setup) -> None:

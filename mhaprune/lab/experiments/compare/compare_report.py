@@ -12,7 +12,7 @@ from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.heat_map import LOST, heat_map
 from mhaprune.lab.reporting.plots import CONTROL_COLOUR, Plot, elided, needs, number
-from mhaprune.lab.reporting.sentences import points_over_runs
+from mhaprune.lab.reporting.sentences import over_runs, points_of
 from mhaprune.statistics.intervals import LEAST_RUNS, student_interval
 from mhaprune.tables import CHOOSE_QUALITY, ENDS, LABEL, QUALITY, SETTING, UNINFORMED, Tables, quality_name
 
@@ -27,7 +27,8 @@ def say(tables: Tables) -> Iterator[str]:
     """Yield sentences about the best method on the choose split, at any cost and within few passes. They name the
     methods that tie with it on the report split, the cheapest of the best and the tied methods, and the methods that
     are better on the report split at 95 % confidence."""
-    quality, costs = quality_name(tables), passes(tables["methods"].set_index("scorer")).round()
+    costs = passes(tables["methods"].set_index("scorer")).round()
+    quality, unit = quality_name(tables), points_of(tables)
     for _, row in tables["winner"].drop_duplicates("choice").iterrows():
         limit, first = limit_words(row["most_passes"]), row["first"]
         tied, better = _listed(row["tied"]), _some(_listed(row["better"]))
@@ -43,7 +44,7 @@ def say(tables: Tables) -> Iterator[str]:
         regret, low, high = (number(100 * row[f"{REGRET}{end}"], 1) for end in ENDS)
         yield (
             f"{row['choice']} costs {_passes(round(passes(row)))} (a backward pass counts two). On the report split its"
-            f" heads lose {regret} points of {quality} (95 % interval {low} to {high}) against the best subset"
+            f" heads lose {regret} {unit} of {quality} (95 % interval {low} to {high}) against the best subset"
             f"{'' if row['oracle'] == 'exact' else ' found'}, on average over the budgets."
         )
         if better:
@@ -64,10 +65,10 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} others" if more > 0 else "")
 
 
-def over_runs(tables: Tables) -> Iterator[str]:
+def say_over_runs(tables: Tables) -> Iterator[str]:
     """Yield sentences for each task: the best method on the choose splits, within few passes and at any cost, and its
     regret with an interval over runs."""
-    methods, winners = tables["methods"], tables["winner"]
+    methods, winners, unit = tables["methods"], tables["winner"], points_of(tables)
     for task, runs in methods[methods["family"] != UNINFORMED].groupby("task", sort=False):
         dearest = runs.assign(passes=passes(runs)).groupby("scorer")["passes"].max()
         for limit in sorted(winners.loc[winners["task"] == task, "most_passes"].unique()):
@@ -81,13 +82,13 @@ def over_runs(tables: Tables) -> Iterator[str]:
             first, *others = chosen.mean().sort_values(ascending=False, kind="stable").index
             line = (
                 f"Over {len(chosen)} runs on {task} {first} is first on the choose splits {limit_words(limit)}: its"
-                f" heads lose {points_over_runs(100 * regrets[first])} of {quality_name(tables)} against the best"
+                f" heads lose {over_runs(100 * regrets[first], unit)} of {quality_name(tables)} against the best"
                 " subsets (mean over budgets and runs, 95 % interval over runs)"
             )
             if others:
                 more = 100 * (regrets[others[0]] - regrets[first])
                 low, high = student_interval(more)
-                change = f"{points_over_runs(more)} more" if more.mean() >= 0 else f"{points_over_runs(-more)} less"
+                change = f"{over_runs(more, unit)} more" if more.mean() >= 0 else f"{over_runs(-more, unit)} less"
                 line += f"; {others[0]} is second there, and its heads lose {change}"
                 line += ", which is within the noise" if low <= 0 <= high else ""
             yield f"{line}."
@@ -98,7 +99,7 @@ def headline(tables: Tables) -> list[Number]:
     row = tables["winner"].iloc[-1]
     low, high = (number(100 * row[f"{REGRET}{end}"], 1) for end in ENDS[1:])
     beside = f"95 % interval {low} to {high}; {row['choice']}, {limit_words(row['most_passes'])}"
-    return [Number("points of regret", 100 * float(row[REGRET]), beside=beside)]
+    return [Number(f"{points_of(tables)} of regret", 100 * float(row[REGRET]), beside=beside)]
 
 
 def passes(methods: Any) -> Any:
@@ -137,9 +138,9 @@ def regret_map(tables: Tables) -> Plot | None:
     names: Any = {"rows": [elided(name) for name in regrets.index], "columns": regrets.columns}
     lost = np.where(np.abs(values) >= 0.5, values, np.nan)
     heat_map(map_axes, np.maximum(values, 0), **names, write=partial(number, decimals=0), written=lost, **colours)
-    map_axes.set(xlabel=f"heads removed, of {total}", title=f"points of {quality_name(tables)} lost")
+    map_axes.set(xlabel=f"heads removed, of {total}", title=f"{points_of(tables)} of {quality_name(tables)} lost")
     good = int((regrets.mean(axis=1) < 1).sum())
-    figure.suptitle(f"{good} of {rows} methods choose heads within a point of the best choice")
+    figure.suptitle(f"{good} of {rows} methods choose heads within a {points_of(tables)[:-1]} of the best choice")
     for label, name in zip(map_axes.get_yticklabels(), regrets.index, strict=True):
         label.set_fontweight("bold" if name in chosen else "normal")
     means, bars = 100 * methods[REGRET].to_numpy(), 100 * plots.errors(methods, REGRET)
@@ -150,7 +151,7 @@ def regret_map(tables: Tables) -> Plot | None:
     mean_axes.set_xlim(
         right=min(plots.ceiling(100 * methods[f"{REGRET}_high"], methods["family"]), mean_axes.get_xlim()[1])
     )
-    mean_axes.set(xlabel="percentage points", ylim=map_axes.get_ylim(), yticks=range(rows))
+    mean_axes.set(xlabel=points_of(tables), ylim=map_axes.get_ylim(), yticks=range(rows))
     mean_axes.yaxis.tick_right()
     costs = passes(methods)
     mean_axes.set_yticklabels(
@@ -160,9 +161,9 @@ def regret_map(tables: Tables) -> Plot | None:
     mean_axes.set_title("mean with 95 % interval")
     caption = (
         f"{quality_name(tables).capitalize()} that the choices of each scorer or search lose on the report split to the"
-        " best subset of the same size, in percentage points; white is less than half a point. The least is on top; at"
-        " the right the mean over the budgets with its 95 % interval (a control far outside has a number only) and what"
-        " the choices cost, in forward passes over the score split; a backward pass counts two."
+        f" best subset of the same size, in {points_of(tables)}; white is less than half of one. The least is on top;"
+        " at the right the mean over the budgets with its 95 % interval (a control far outside has a number only) and"
+        " what the choices cost, in forward passes over the score split; a backward pass counts two."
     )
     if hopeless:
         caption += (
@@ -186,7 +187,10 @@ def compare_methods(tables: Tables) -> Plot:
     names = list(chosen.sort_values(ascending=False, kind="stable").index)
     settings = list(methods.groupby(SETTING, sort=False))
     row_of, alone = range(len(names)), len(settings) == 1
-    size, xlabel = (6.0 if alone else 3.5, 0.3 + 0.3 * len(names)), "points lost on average (lower is better)"
+    size, xlabel = (
+        (6.0 if alone else 3.5, 0.3 + 0.3 * len(names)),
+        f"{points_of(tables)} lost on average (lower is better)",
+    )
     figure, drawn = plots.panelled(len(settings), MOST_COLUMNS, size, (1.5, 1.2), xlabel, sharex=True)
     shown = methods[methods["points"] <= plots.ceiling(methods["points"], methods["family"])]
     groups = [runs for _, runs in shown.groupby([SETTING, "scorer"])["points"] if len(runs) >= LEAST_RUNS]
