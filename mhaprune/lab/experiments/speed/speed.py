@@ -14,7 +14,7 @@ from mhaprune.lab.experiments.speed import speed_report as report
 from mhaprune.lab.experiments.speed.matchup import Matchup, Workload, evenly, scaled
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.measure.times import device_name
-from mhaprune.progress import doing
+from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.pruned import prune, time_removed
 from mhaprune.scorers.scoring import Scoring
@@ -52,8 +52,8 @@ class Speed(HeadBudgets):
 
     question = "How much faster is the model with fewer heads, and at which size?"
     then = "`experiment=ablate` shows which heads can be removed, and what that costs."
-    steps = ("model", "sizes", "trained model", "prove", "figures and page")
-    seconds = (17, 45, 13, 0.2, 0.2)
+    steps = ("model", "sizes", "prune", "time", "prove", "figures and page")
+    seconds = (18, 54, 8, 7, 0.2, 0.3)
     figures = (report.speedup_curves,)
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
@@ -74,8 +74,7 @@ class Speed(HeadBudgets):
 
     def __call__(self, study: Study) -> Findings:
         timed = {} if study.task is None else {"speed": self.sizes(study)}
-        with doing("trained model"):
-            pruning, timed["tradeoff"], difference = self.trained(study)
+        pruning, timed["tradeoff"], difference = self.trained(study)
         device = device_name(study.subject.device)
         tables = {name: table.assign(device=device) for name, table in timed.items()}
         return with_proofs(study, {**tables, "pruning": pruning, **study.training_table}, difference)
@@ -103,11 +102,12 @@ class Speed(HeadBudgets):
         largest difference between removing and masking the same heads."""
         subject = study.subject
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
-        plans = plans_of(choices(scoring, study.scorers, the_one(study.schedules), self.removals(subject.grid)))
-        pruning, _, difference = prune(subject, plans, study.splits)
+        with doing("prune"):
+            plans = plans_of(choices(scoring, study.scorers, the_one(study.schedules), self.removals(subject.grid)))
+            pruning, _, difference = prune(subject, plans, study.splits)
         examples, first = study.splits.report, [plan for plan in plans if plan.draw == 0]
-        parts = []
-        for batch_size in dict.fromkeys(min(size, len(examples)) for size in self.batch_sizes):
+        parts, batch_sizes = [], dict.fromkeys(min(size, len(examples)) for size in self.batch_sizes)
+        for batch_size in track(batch_sizes, "time", name=lambda size: f"batch {size}"):
             latency = time_removed(subject, first, examples[:batch_size], self.rounds)
             floor = latency[latency["scorer"] == DENSE_AGAIN].iloc[0]
             both = pruning.merge(latency, on=[name for name in latency if name in pruning])
