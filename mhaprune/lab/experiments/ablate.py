@@ -288,7 +288,7 @@ class Ablate(HeadBudgets, WithinTolerance):
         " smaller models and saves them."
     )
     steps = ("model", "score", "prune", "time", "recover", "other examples", "prove", "figures and page")
-    seconds = (17, 1, 5, 4, 3, 0.3, 0.1, 1)
+    seconds = (18, 1, 6.5, 5, 4, 0.7, 0.1, 2)
     figures = (accuracy_curves, agreement, latency_curves, shift_quality, appendix(training_curve))
     say = staticmethod(say_ablation)
     headline = staticmethod(numbers)

@@ -55,7 +55,7 @@ class Explain(Experiment):
     question = "What does every head look at, and what breaks without it?"
     then = "`experiment=ablate` removes heads."
     steps = ("model", "score", "patterns", "close each head", "show", "prove", "figures and page")
-    seconds = (17, 0.5, 0.1, 0.5, 0.1, 0.1, 2.5)
+    seconds = (18, 1, 0.3, 0.7, 0.2, 0.2, 3.5)
     figures = (
         *(report.head_profiles, report.attention_maps),
         *(appendix(agreement), appendix(training_curve)),
