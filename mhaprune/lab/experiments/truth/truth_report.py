@@ -118,7 +118,9 @@ def ranks(tables: Tables) -> Plot:
     axes.set(xlabel=f"rank of the {unit_name(tables)[:-1]}, 1 is the most important", yticks=range(len(order)))
     axes.set_yticklabels([elided(name) for name in order])
     axes.set_xlim(0, len(known) + 1)
-    plots.legend_above(figure, axes)
+    last = heads[heads["known"]].groupby("scorer")["rank"].max().reindex(order[::-1]).dropna()
+    first = f"{last.idxmin()} has all {unit_name(tables)} that matter among its first" if len(last) else ""
+    plots.legend_above(figure, axes, f"{first} {last.min():.0f}" if first else "")
     caption = (
         f"Where each score puts the {unit_name(tables)} whose work is known; those that matter should be at the left,"
         " all others at the right."
