@@ -98,7 +98,7 @@ def wrapped(folder: Path, name: str) -> Any:
         from kinds import Texts
 
         texts = Texts(folder, 0)
-        given = {"score": texts.batches("packages", 0, 2560), "report": texts.batches("packages", 2560, 256)}
+        given: Any = {"score": texts.batches("packages", 0, 2560), "report": texts.batches("packages", 2560, 256)}
         return mhaprune.wrap(texts.model, mhaprune.losses.drift, prove="none", **given)
     from mhaprune_models.smollm2 import Smollm2
 
@@ -116,7 +116,9 @@ def wrapped(folder: Path, name: str) -> Any:
 def covering(subject: Any, pool: Any, name: str, scorer: Scorer, size: int = 256, redraws: int = 200) -> dict[str, Any]:
     """Return what `stability` says of `size` examples, as a mean over redraws from the pool, and what other draws of
     the same size show."""
-    values_EN = scorer(subject, pool, 0).examples.double().cpu()
+    examples_EN = scorer(subject, pool, 0).examples
+    assert examples_EN is not None
+    values_EN = examples_EN.double().cpu()
     size, draw = min(size, len(pool) // 4), torch.Generator().manual_seed(0)
     top = max(1, round(TOP * values_EN.shape[1]))
 
