@@ -107,6 +107,9 @@ class MultiHeadAttention(nn.Module):
         shape, and for a mask of whole numbers, which could be a boolean or a float mask.
         """
         self._check(query, key, value, key_padding_mask, attn_mask, gates)
+        if not self.num_heads:  # exporters know no products of empty tensors
+            weights = query.new_zeros(len(query), 0, query.shape[1], key.shape[1]) if need_weights else None
+            return self.out_proj(query.new_zeros(*query.shape[:2], 0)), weights
         if attn_mask is not None and attn_mask.dim() == 3 and len(attn_mask) != len(query):
             attn_mask = attn_mask.unflatten(0, (len(query), self.num_heads))
         queries_BHTK, keys_BHUK, values_BHUK = self.project(query, key, value)
