@@ -22,6 +22,7 @@ from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.scoring import naming, settings_text
 from mhaprune.settings.options import option
+from mhaprune.settings.ranges import python_number
 from mhaprune.settings.refusals import foreign
 from mhaprune.storage.locks import read_bytes
 from mhaprune.subject import Subject
@@ -63,7 +64,9 @@ def _by_layer(given: Mapping[Any, Any], grid: HeadGrid) -> list[HeadId]:
     heads = []
     for layer, numbers in given.items():
         block = _block("mask", layer, grid)
-        if not isinstance(numbers, Sequence) or not all(type(number) is int for number in numbers):
+        numbers = numbers.tolist() if isinstance(numbers, np.ndarray | Tensor) else numbers
+        numbers = [*map(python_number, numbers)] if isinstance(numbers, Sequence) else numbers
+        if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
             raise ValueError(f"mask={layer}: {numbers!r} must be a list of numbers of heads")
         heads += [HeadId(*block, number) for number in numbers]
     if len(set(heads)) != len(heads):
@@ -75,7 +78,7 @@ def least_of(given: Mapping[Any, Any], grid: HeadGrid, divisible_by: int = 1) ->
     """Return how many heads each block keeps, from numbers by layer, `{0: 2, "cross.1": 4}`; blocks that are not named
     keep all. Raises ValueError, one line, for a number that the block does not have."""
     least = dict(zip(grid.blocks, grid.sizes, strict=True))
-    named = [(layer, _block("even", layer, grid), number) for layer, number in given.items()]
+    named = [(layer, _block("even", layer, grid), python_number(number)) for layer, number in given.items()]
     for n, (layer, block, number) in enumerate(named):
         if block in (other for _, other, _ in named[:n]):
             raise ValueError(f"even={layer}: names {block} again")

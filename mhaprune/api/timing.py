@@ -1,7 +1,7 @@
 """The times of a wrapped model with fewer heads."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -22,7 +22,7 @@ def speed_table(
     new_tokens: int | None,
 ) -> pd.DataFrame:
     """See `Heads.speed`; `chosen` returns masks."""
-    batch_sizes = [batch_sizes] if isinstance(batch_sizes, int) else list(batch_sizes)
+    batch_sizes = list(batch_sizes) if isinstance(batch_sizes, Iterable) else [batch_sizes]
     if min(batch_sizes, default=0) < 1:
         raise ValueError(f"batch_sizes={min(batch_sizes) if batch_sizes else batch_sizes}: must be 1 or more")
     split = heads.splits.report

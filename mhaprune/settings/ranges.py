@@ -90,7 +90,16 @@ class Checked:
         cls: type = type(self)
         hints = _hints(cls)
         for field in fields(self):
-            check(field.name, getattr(self, field.name), hints[field.name])
+            if (value := getattr(self, field.name)) is not (plain := python_number(value)):
+                object.__setattr__(self, field.name, plain)
+            check(field.name, plain, hints[field.name])
+
+
+def python_number(value: Any) -> Any:
+    """Return a number of NumPy, or those in a tuple, as Python's, which JSON can hold; others as they are."""
+    if isinstance(value, tuple) and any(python_number(item) is not item for item in value):
+        return tuple(map(python_number, value))
+    return value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value
 
 
 def check(name: str, value: Any, hint: Any) -> None:
