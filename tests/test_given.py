@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+import mhaprune
+from mhaprune import losses
 from mhaprune.api.parsing import MOST_BYTES, least_of, mask_of
 from mhaprune.heads import BlockId, HeadGrid
 from mhaprune.recoveries.refit import Refit
 from mhaprune.settings.options import describe
+from support.classifier import batches, classifier
 
 
 @pytest.fixture
@@ -51,3 +54,10 @@ def test_numbers_of_numpy_and_torch_name_heads_and_are_settings(grid: HeadGrid) 
     assert type(refit.examples) is int
     with pytest.raises(ValueError, match=r"examples=0: must be 1 or more"):
         Refit(examples=np.int64(0))  # type: ignore[arg-type]
+
+
+def test_one_size_may_be_a_number_of_numpy() -> None:
+    data = batches(4)
+    heads = mhaprune.wrap(classifier().eval(), losses.classification, score=data[:2], report=data[2:])
+    table = heads.speed(keep=np.float32(0.5), by="magnitude", batch_sizes=np.int64(1), rounds=2)  # type: ignore[arg-type]
+    assert table["model"].tolist() == ["removed", "dense", "dense again"]
