@@ -135,6 +135,27 @@ def covering(subject: Any, pool: Any, name: str, scorer: Scorer, size: int = 256
     return about | {"examples_needed said": needed, "same at that number": float(np.mean(same)), "wanted": AGREE}
 
 
+def enough(of_score: pd.DataFrame, column: str) -> str:
+    """Return the smallest number of examples from which a mean Jaccard index is 0.9 or more, and the index with 16."""
+    means = of_score.groupby("examples")[column].mean()
+    reached = means[means >= 0.9].index
+    return f"{reached[0] if len(reached) else 'more'} ({means.iloc[0]:.2f})"
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of the page: a row for each score, two columns for each model, and the quality that is left."""
+    rows = []
+    for score, of_score in table.groupby("score", sort=False):
+        row: dict[str, Any] = {"score": score}
+        for model, own in of_score.groupby("model", sort=False):
+            row[f"{model}: lowest half"] = enough(own, "lowest half")
+            row[f"{model}: highest quarter"] = enough(own, "highest quarter")
+            few = own[own["examples"] == SIZES[0]][["left", "least", "most"]].mean()
+            row[f"{model}: left"] = "{:.2f} ({:.2f} to {:.2f})".format(*few)
+        rows.append(row)
+    return pd.DataFrame(rows).fillna("")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
@@ -156,6 +177,7 @@ def main() -> None:
     columns = ["lowest half", "highest quarter", "left", "least", "most", "dense"]
     means = table.groupby(["model", "score", "examples"], sort=False)[columns].mean()
     print(means.round(3).to_string())
+    print(summary(table).to_csv(index=False))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Dimensions: B = batch, T = positions, H = heads, K = width of a head, W = outputs or inputs of a linear module.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -31,7 +32,9 @@ def reached(number: Tensor, leaves: Leaves) -> list[tuple[nn.Module, Tensor, Ten
 
 def features_of(gradient: Tensor) -> list[int]:
     """Return the features, which are the last dimension, for which a gradient is not 0 everywhere."""
-    found: list[int] = gradient.reshape(-1, gradient.shape[-1]).any(dim=0).nonzero().flatten().tolist()
+    found: list[int] = (
+        gradient.reshape(math.prod(gradient.shape[:-1]), gradient.shape[-1]).any(dim=0).nonzero().flatten().tolist()
+    )
     return found
 
 

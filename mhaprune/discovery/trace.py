@@ -223,6 +223,8 @@ class Trace:
             return attend(query, key, value)
         if "weights" in options:
             self.softmaxes.known(options["weights"])
+        if not value.numel():  # of a layer that has lost its head
+            return attend(query, key, value)
         first = len(self.found)
         said = self._found_by(attend, query, key, value)
         if isinstance(scores := options.get("weights", options.get("attn_mask")), Tensor) and scores.requires_grad:

@@ -110,6 +110,9 @@ class Block:
     """True if the sizes that the code of the module names must be translated in each call, see `Sizes`."""
     as_written: bool = False
     """True if a removal leaves the attributes of the module as they are."""
+    hollow: bool = False
+    """True if the only unit of the block can go as a whole: its values become vectors of width 0, which its code joins
+    with those of other blocks. One row of its queries and keys stays."""
     silent: int = 0
     """The number of input columns of `out`, from the first on, that belong to a silent unit: one that had to stay in a
     layer without units. These columns are zero, and stay zero in training."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,19 @@ WIDTHS_OF_ONE = ("head_dim", "head_width", "head_size", "dim_head")
 """Parts of names of attributes that hold the width of one head, which stays."""
 
 
+class Loss(NamedTuple):
+    """What a block loses."""
+
+    place: int
+    """The place of the block among all."""
+    block: Block
+    """The block as it was."""
+    keep: list[int]
+    """The heads that are left."""
+    stay: list[int]
+    """The heads whose weights stay; see `_staying`."""
+
+
 class MustKeep(Unsupported):
     """A layer that cannot lose all of its heads, but some."""
 
@@ -76,7 +89,7 @@ def remove_heads(
     model = copied(model, {id(tensor): tensor for tensor in tensors})
     tied = ties(model)
     left, cut = [], Cut()
-    generic: list[tuple[Block, list[int]]] = []
+    generic: list[Loss] = []
     for block, keep in zip(blocks, kept, strict=True):
         layer = model.get_submodule(block.owner)
         if len(keep) == block.heads and not (isinstance(layer, MultiHeadAttention) and layer.gate):
@@ -91,13 +104,14 @@ def remove_heads(
         else:
             if not _shares_evenly(model, block, keep):
                 block = with_own_keys(model, block)
+            generic.append(Loss(len(left), block, list(keep), _staying(model, block, keep)))
             left.append(block)  # see below
-            generic.append((block, list(keep)))
-    staying = {block.out: _staying(model, block, keep) for block, keep in generic}
-    _renumber(model, [(block, keep, staying[block.out]) for block, keep in generic])
-    dropped = _rows_to_drop([(block, staying[block.out]) for block, _ in generic])
-    smaller = {block.out: _block_without(block, keep, staying[block.out], dropped) for block, keep in generic}
-    left = [smaller.get(block.out, block) for block in left]
+    _renumber(model, generic)
+    dropped, unread = _rows_to_drop(generic), _columns_to_drop(generic)
+    lost = {loss.place: loss for loss in generic}
+    for n, block in enumerate(left):  # another block may share maps with one that loses heads
+        every = list(range(block.heads))
+        left[n] = _block_without(lost.get(n, Loss(n, block, every, every)), dropped, unread)
     widths: dict[str, tuple[int, int]] = {}
     for path, rows in dropped.items():
         module: Any = model.get_submodule(path)
@@ -105,18 +119,17 @@ def remove_heads(
         resize(module, rows=[row for row in range(width) if row not in rows])
         cut.shapes[path] = list(module.weight.shape)
         widths[path] = (width, width - len(rows))
-    for block, keep in generic:
-        stay = staying[block.out]
-        gone = _columns_to_drop(block, stay)
+    for path, gone in unread.items():
+        out: Any = model.get_submodule(path)
+        resize(out, columns=[column for column in range(weight_of(out).shape[1]) if column not in {*gone}])
+        cut.shapes[path] = list(out.weight.shape)
+    for _, block, keep, stay in generic:
         for path in block.outs:
-            out: Any = model.get_submodule(path)
-            resize(out, columns=[column for column in range(weight_of(out).shape[1]) if column not in gone])
             if stay and not keep:
-                if block.columns[0][0] - bisect_left(gone, block.columns[0][0]) > 0:
+                if block.columns[0][0] - bisect_left(unread[path], block.columns[0][0]) > 0:
                     raise MustKeep(f"{block.path}: must keep a head, because {path} reads others before its heads")
-                weight_of(out).data[:, : len(block.columns[0])] = 0
+                weight_of(model.get_submodule(path)).data[:, : len(block.columns[0])] = 0
                 cut.attributes[path] = {"silent_columns": len(block.columns[0])}
-            cut.shapes[path] = list(out.weight.shape)
         attention: Any = model.get_submodule(block.path)
         for path, dim in () if _shares_its_bias(attention) else block.numbers:
             cut.shapes[path] = list(keep_numbers(model, path, stay, dim, block.heads).shape)
@@ -141,12 +154,12 @@ def remove_heads(
     return model, left
 
 
-def _renumber(model: Any, cut: Sequence[tuple[Block, Sequence[int], Sequence[int]]]) -> None:
+def _renumber(model: Any, cut: Sequence[Loss]) -> None:
     """Let the `alignment_heads` of a Whisper, pairs of a layer of cross-attention and a head in it, name the same heads
     when others are gone; None if it has none of them left."""
     config: Any = copy.deepcopy(getattr(model, "generation_config", None))
     if listed := getattr(config, "alignment_heads", None):
-        layers = {int(re.findall(r"\d+", block.path)[-1]): (keep, stay) for block, keep, stay in cut if block.cross}
+        layers = {int(re.findall(r"\d+", block.path)[-1]): (keep, stay) for _, block, keep, stay in cut if block.cross}
         now = {layer: {h: stay.index(h) for h in keep} for layer, (keep, stay) in layers.items()}
         found = [[layer, now[layer].get(h) if layer in now else h] for layer, h in listed]
         config.alignment_heads = [pair for pair in found if pair[1] is not None] or None
@@ -284,17 +297,18 @@ def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int
 
 def _staying(model: nn.Module, block: Block, keep: Sequence[int]) -> list[int]:
     """Return the units that weights are kept for. A block without heads has one silent head, which outputs only zeros
-    and does not count as a head; only a layer of ours can be empty."""
-    return list(keep) or ([] if isinstance(model.get_submodule(block.out), Projection) else [0])
+    and does not count as a head; only a layer of ours, or a hollow one, can be empty."""
+    return list(keep) or ([] if block.hollow or isinstance(model.get_submodule(block.out), Projection) else [0])
 
 
-def _block_without(block: Block, keep: Sequence[int], stay: Sequence[int], dropped: Mapping[str, set[int]]) -> Block:
-    """Return the block as it is when only the heads `keep` are left, weights for `stay`, and these rows of linear
-    modules are dropped."""
-    K = block.head_dim
-    gone = {source.rows.path: sorted(dropped[source.rows.path]) for source in block.made_by}
-
-    columns = _columns_to_drop(block, stay)
+def _block_without(loss: Loss, dropped: Mapping[str, set[int]], unread: Mapping[str, Sequence[int]]) -> Block:
+    """Return a block as it is when only some of its heads are left, and these rows and columns of linear modules are
+    dropped."""
+    _, block, keep, stay = loss
+    gone = {path: sorted(dropped.get(path, ())) for path in (source.rows.path for source in block.made_by)}
+    columns = unread.get(block.out, ())
+    if not columns and not any(gone.values()):
+        return block
 
     def place(path: str, row: int) -> int:
         return row - bisect_left(gone[path], row)
@@ -304,22 +318,29 @@ def _block_without(block: Block, keep: Sequence[int], stay: Sequence[int], dropp
         names=tuple(block.names[h] for h in keep),
         columns=tuple(tuple(c - bisect_left(columns, c) for c in block.columns[h]) for h in keep),
         made_by=tuple(source.without(keep, stay, partial(place, source.rows.path)) for source in block.made_by),
-        silent=K * (len(stay) - len(keep)),
+        silent=block.silent if len(keep) == block.heads else block.head_dim * (len(stay) - len(keep)),
     )
 
 
-def _columns_to_drop(block: Block, stay: Sequence[int]) -> list[int]:
-    """Return the columns of W_O that read removed heads, in order."""
-    return sorted(column for h in range(block.heads) if h not in {*stay} for column in block.columns[h])
+def _columns_to_drop(losses: Sequence[Loss]) -> dict[str, list[int]]:
+    """Return the columns that read removed heads, in order, by the path of the linear module."""
+    drop: dict[str, set[int]] = {}
+    for _, block, _, stay in losses:
+        gone = {column for h in range(block.heads) if h not in {*stay} for column in block.columns[h]}
+        for path in block.outs:
+            drop.setdefault(path, set()).update(gone)
+    return {path: sorted(gone) for path, gone in drop.items()}
 
 
-def _rows_to_drop(blocks: Sequence[tuple[Block, Sequence[int]]]) -> dict[str, set[int]]:
+def _rows_to_drop(losses: Sequence[Loss]) -> dict[str, set[int]]:
     """Return the rows that belong to removed heads, by the path of the linear module."""
     drop: dict[str, set[int]] = {}
-    for block, keep in blocks:
+    for _, block, _, stay in losses:
         for source in block.made_by:
-            staying = {source.of[h] for h in keep}
+            staying = {source.of[h] for h in stay}
             gone = {row for n, part in enumerate(source.rows.heads) if n not in staying for row in part}
+            if block.hollow and source.role != ROLES[-1]:
+                gone -= {min(gone, default=0)}  # a product of vectors of width 0 has no scale
             drop.setdefault(source.rows.path, set()).update(gone)
     return drop
 
@@ -332,7 +353,7 @@ def _set_sizes(model: nn.Module, path: str, now: Mapping[int, int], cut: Cut) ->
 
 def _attributes(attention: nn.Module, block: Block, keep: Sequence[int]) -> dict[str, Any]:
     """Return the attributes of an attention module that must change with its heads, with their new values."""
-    if block.kind != "head":
+    if block.kind != "head" or block.hollow:
         return {}
     H, K = block.heads, len(block.columns[0])
     of_kv = [block.of_kv[h] for h in keep]
@@ -374,6 +395,8 @@ def _around(model: nn.Module, block: Block, keep: Sequence[int]) -> dict[str, di
     """Return the attributes of modules around an attention module that must change with its heads, by their path."""
     now, of_keys = _counted(block, keep)
     found: dict[str, dict[str, int]] = {}
+    if block.hollow:
+        return found
     for path, holder in _holders(model, block).items():
         if path != block.path and not hasattr(holder, "num_key_value_groups"):
             G, left = len(set(block.of_kv)), len({block.of_kv[h] for h in keep})

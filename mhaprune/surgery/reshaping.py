@@ -242,6 +242,8 @@ class Sizes(TorchFunctionMode):
         return func(*args, **kwargs) if kwargs else func(*args)
 
     def _viewed(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
+        if len(shape) == 1:  # a number for each head, as a gate
+            return self._counted(shape, sizes, anywhere=True) or sizes
         if len(shape) > 1 and sizes and whole(shape[-1], sizes[-1]):
             split = self._in_heads(shape, sizes) if shape[-1] in self.before else sizes
             if split is sizes and (counted := self._counted(shape, sizes)) is not None:

@@ -336,6 +336,8 @@ def _drift_of(
 
 def with_removal(subject: Any, proof: BlockProof | None, proven: Proofs) -> tuple[WrappedModel, Proofs]:
     """Prove that heads can be removed. Blocks that fail are tried again with their sizes read in other ways."""
+    blocks = [replace(block, hollow=block.kind == "head" and block.heads == 1) for block in subject.by_name.values()]
+    subject = subject.changed(blocks=tuple(blocks)) if any(block.hollow for block in blocks) else subject
     difference, stuck = prove_removal(proof, subject, subject.prove)
     for look in LOOKS:
         failed = {name for name in stuck if not (block := subject.by_name[name]).why_not and block.kind == "head"}
@@ -357,6 +359,7 @@ def with_removal(subject: Any, proof: BlockProof | None, proven: Proofs) -> tupl
 
 Look = Callable[[nn.Module, Block], Block]
 LOOKS: tuple[Look, ...] = (
+    lambda model, block: replace(block, hollow=False),
     *(partial(with_more_counts, words=words) for words in MORE_COUNTS),
     *(lambda model, block, left=left: replace(block, translated=True, as_written=left) for left in (True, False)),
     *(
