@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__getattr__ = names_in("mhaprune.lab.model.sites", "Site", "NeuronSite", "SITES", "block_label")
+if not TYPE_CHECKING:  # else no name of this module would be checked
+    __getattr__ = names_in("mhaprune.lab.model.sites", "Site", "NeuronSite", "SITES", "block_label")
 
 
 def is_share(number: float | int) -> bool:

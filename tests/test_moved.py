@@ -27,8 +27,11 @@ BEFORE = {
     "settings": """figures sweep""",
     "runs": """collecting found index jobs run""",
     "sources": """hf pretrained source texts trained""",
-    "tasks": """base copy mirror_difference reverse running_sum sort""",
+    "tasks": """answers base copy mirror_difference reverse running_sum sort""",
     "measure": """columns""",
+    "schedules": """budgets""",
+    "lab.tasks": """answers""",
+    "lab.experiments": """results""",
 }
 """The modules, by room, that had another name before there was a lab."""
 OLD = [f"mhaprune.{room}.{name}" for room, names in BEFORE.items() for name in names.split()]

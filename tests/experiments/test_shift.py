@@ -1,6 +1,7 @@
 """Pruned models on examples of other kinds."""
 
 from dataclasses import replace
+from math import nan
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,9 +9,13 @@ import pandas as pd
 import pytest
 import torch
 
+import mhaprune
+from mhaprune import losses
+from mhaprune.api.parsing import named_scorers
 from mhaprune.data import Splits
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
+from mhaprune.lab.experiments.ablate import Ablate
 from mhaprune.lab.experiments.shift import (
     group_sentence,
     groups_of,
@@ -21,12 +26,13 @@ from mhaprune.lab.experiments.shift import (
     shift_table,
 )
 from mhaprune.lab.model.seq2seq import Seq2Seq
-from mhaprune.lab.reporting.plots import draw
+from mhaprune.lab.reporting.plots import draw, number
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import measure
 from mhaprune.recoveries.refit import Refit
+from mhaprune.schedules.one_shot import OneShot
 from mhaprune.subjects.batches import Batches
-from mhaprune.training.fine_tuning import FINE_TUNING
+from support.classifier import batches, classifier
 from support.figures import check_legible
 from support.models import gated_model
 
@@ -155,41 +161,69 @@ def test_examples_of_a_pretrained_model_are_grouped_by_label_or_by_length() -> N
     assert set(few) == {"3 to 9 tokens"}, "too few for parts"
 
 
-def test_what_is_refitted_to_the_shorter_half_is_judged_on_the_longer_examples(splits: Splits, task: Sort) -> None:
+@pytest.fixture(scope="module")
+def alike() -> Study:
+    """A study of a wrapped model whose quality is any number up to 1, with texts of many lengths, longest last."""
+    data = batches(12)
+    drift = losses.Drift(represent=lambda output, batch: output["logits"])
+    heads = mhaprune.wrap(classifier().eval(), drift, score=data[:8], choose=data[8:10], report=data[2:])
+    return replace(Study.of(heads), recoveries={"refit": Refit(), "kept": Slow()})
+
+
+class Slow(Refit):
+    kept = True
+
+
+def test_what_is_refitted_to_the_shorter_half_is_judged_on_the_longer_examples(alike: Study) -> None:
     """Beside a refit to as many of all lengths, so that only the lengths differ."""
-    model = gated_model(task)
-    alike = {name: model.answered(part) for name, part in splits.items() if name not in splits.shifts}
-    mask = HeadMask(model.grid).without(*model.grid.heads[:3])
-    study = Study(model, Splits(**alike), FINE_TUNING, 0, recoveries={"refit": Refit()})
-    table = held_out_table(study, [("refit", mask)])["held_out"]
-    lengths, read = alike["train"].lengths(), alike["train"]
-    longest, shorter = int(lengths.sort().values[(len(lengths) - 1) // 2]), int((lengths <= lengths.median()).sum())
-    assert shorter < len(lengths)
-    every = torch.tensor([i * len(lengths) // shorter for i in range(shorter)])
-    reports = alike["report"]
-    long = reports[torch.tensor([i for i, length in enumerate(reports.lengths()) if length > longest])]
+    subject, read, report = alike.subject, alike.splits.train, alike.splits.report
+    mask = HeadMask(subject.grid).without(*subject.grid.heads[:3])
+    table = held_out_table(alike, [("refit", mask)])["held_out"]
+    lengths = read.lengths().tolist()
+    longest = sorted(lengths)[(len(lengths) - 1) // 2]
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(alike.seed)).tolist()
+    shorter = [n for n in order if lengths[n] <= longest]
+    drawn = order[: len(shorter)]
+    assert len(shorter) < len(lengths)
+    assert max(lengths[n] for n in drawn) > longest
+    long = report[torch.tensor([n for n, length in enumerate(report.lengths().tolist()) if length > longest])]
     expected = []
-    for own in (read[(lengths <= longest).nonzero().flatten()], read[every]):
-        small, _ = Refit()(
-            replace(study, splits=Splits(**{**alike, "train": own})), model.without(mask), 0, None, print
-        )
+    for rows in (shorter, drawn):
+        fitted = replace(alike, splits=Splits(**{**alike.splits.given, "train": read[torch.tensor(rows)]}))
+        small, _ = Refit()(fitted, subject.without(mask), 0, None, print)
         expected.append(measure(small, long).quality.mean().item())
-    assert table["quality"].tolist() == pytest.approx(expected)
+    assert abs(expected[0] - expected[1]) > 1e-3, "the lengths matter"
+    assert table["quality"].tolist() == pytest.approx(expected, abs=1e-5)
     assert table["fitted_to"].tolist() == [f"up to {longest} tokens", "all lengths"]
     assert table["examples"].tolist() == [len(long)] * 2
-    assert table["lost"].tolist() == pytest.approx([expected[1] - expected[0], 0])
-    (said,) = held_out_sentences({"held_out": table})
-    assert f"on the {len(long)} longer examples the model without 3 keeps" in said
+    assert table["lost"].tolist() == pytest.approx([expected[1] - expected[0], 0], abs=1e-5)
+    (said,) = held_out_sentences({"held_out": table.assign(quality_name="similarity")})
+    low, high = table.loc[0, ["lost_low", "lost_high"]]
+    assert said == (
+        f"Held out by length: on the {len(long)} longer examples the model without 3 heads keeps {expected[1]:.3f}"
+        f" after a refit on all lengths, {expected[0]:.3f} after one on as many examples of up to {longest} tokens"
+        f" (95 % interval of the difference {number(low, 3)} to {number(high, 3)})."
+    )
+    (said,) = held_out_sentences({"held_out": table.assign(lost_low=nan)})
+    assert said.endswith(f"up to {longest} tokens.")
 
 
-def test_nothing_is_held_out_of_one_length_or_beside_other_kinds(splits: Splits, task: Sort) -> None:
-    model = gated_model(task)
-    mask = HeadMask(model.grid).without(model.grid.heads[0])
-    alike = {name: part for name, part in splits.items() if name not in splits.shifts}
-    length = alike["train"].lengths().median()
-    even = {name: part[(part.lengths() == length).nonzero().flatten()] for name, part in alike.items()}
-    for given in ({**alike, **task.shifts()}, even):
-        study = Study(model, Splits(**given), FINE_TUNING, 0, recoveries={"refit": Refit()})
-        assert held_out_table(study, [("refit", mask)]) == {}
-    study = Study(model, Splits(**alike), FINE_TUNING, 0, recoveries={"refit": Refit()})
-    assert held_out_table(study, []) == {}
+def test_nothing_is_held_out_of_one_length_of_few_examples_or_beside_other_kinds(alike: Study) -> None:
+    mask = HeadMask(alike.subject.grid).without(alike.subject.grid.heads[0])
+    given, read = alike.splits.given, alike.splits.train
+    even = {name: part[(part.lengths() == 9).nonzero().flatten().repeat(4)] for name, part in given.items()}
+    assert len(even["score"]) >= 8
+    few = {**given, "report": given["report"][:8], "score": read[: len(read) // 2]}
+    for splits in (even, few, {**given, "tweets": given["choose"]}):
+        assert held_out_table(replace(alike, splits=Splits(**splits)), [("refit", mask)]) == {}
+    assert held_out_table(alike, []) == {}
+
+
+def test_a_report_holds_out_what_quick_recoveries_do_not_read(alike: Study) -> None:
+    """A recovery that the cache keeps takes too long to be made twice more."""
+    study = replace(alike, scorers=named_scorers(alike.subject, ["magnitude"]), schedules={"one_shot": OneShot()})
+    experiment = Ablate(budgets=(0.5,), tolerance=1.0, latency_rounds=1)
+    tables = experiment(study).tables
+    assert set(tables["recovered"]["recovery"]) == {"refit", "kept"}
+    assert tables["held_out"]["recovery"].tolist() == ["refit", "refit"]
+    assert sum("Held out by length" in line for line in experiment.say(tables)) == 1

@@ -22,7 +22,7 @@ from mhaprune.lab.reporting import heat_map
 from mhaprune.lab.reporting.figure_settings import FigureSettings
 from mhaprune.lab.reporting.heat_map import thinned
 from mhaprune.lab.reporting.page import proof_sentences, render
-from mhaprune.lab.reporting.plots import STYLE, Plot, amount, draw, room_for
+from mhaprune.lab.reporting.plots import STYLE, Plot, amount, draw, room_for, wrapped
 from mhaprune.lab.reporting.sentences import if_poor
 from mhaprune.lab.reporting.training_curves import MOST_NAMED, training_curve
 from mhaprune.lab.runs.run import build, sweep_settings
@@ -344,3 +344,10 @@ def test_it_fits_its_window_and_takes_the_colours_of_the_system(
     assert abs(found["ground"] - found["soft"]) > 0.4
     assert (found["ground"] < 0.5) == dark
     assert found["head"] == found["ground"]
+
+
+def test_a_word_that_is_too_long_breaks_at_its_hyphen_and_no_other_word_does() -> None:
+    assert wrapped("cross-attention 0", 1.1) == "cross-\nattention 0"
+    assert wrapped("one-shot removal of cross-attention 0", 1.1) == "one-shot\nremoval of\ncross-\nattention 0"
+    assert wrapped("−0.3 one-shot of a 5 %", 0.9) == "−0.3\none-shot\nof a 5\u00a0%"
+    assert wrapped("a - b", 2) == "a - b"

@@ -166,6 +166,20 @@ class OnWeights(Softmax):
         return self.W_o((weights @ v).transpose(1, 2).flatten(2))
 
 
+class Literal(Layer):
+    """The view of the factors names the number of all heads, which is no attribute of the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = nn.Parameter(torch.linspace(-1, 2, HEADS))
+
+    def gate(self) -> Tensor:
+        return torch.tanh(self.factors)
+
+    def through(self, x: Tensor) -> Tensor:
+        return x * self.gate().view(1, 4, 1, 1)
+
+
 class OnWeightsRaw(OnWeights):
     def gate(self) -> Tensor:
         return self.head_weight
@@ -233,7 +247,7 @@ class Rows(Net):
 
 
 KINDS = [
-    *(Softmax, Sigmoid, Folded, OnWeights),
+    *(Softmax, Sigmoid, Folded, OnWeights, Literal),
     *slow(Gated, Outer, InFloat32),
     *slow(MeanOne, Shares, Vector, Joined, Inside, OuterRaw, OnWeightsRaw, OnFolded, OnValues),
 ]

@@ -115,9 +115,10 @@ def report(
     if kinds := heads.splits.report.by_kind():
         sentences.insert(1, f"Numbers are of the kind of examples that loses most, of {', '.join(kinds)}.")
     if refit and heads.splits.alike:
+        which = "All other" if "held_out" in findings.tables else "All"
         sentences.append(
-            "All numbers are of examples like those that the refitted models were fitted to. On other kinds of examples"
-            " they may keep less: `wrap(..., report={name: batches})` measures each kind."
+            f"{which} numbers are of examples like those that the refitted models were fitted to. On other kinds of"
+            " examples they may keep less: `wrap(..., report={name: batches})` measures each kind."
         )
     results = replace(results, first=first, sentences=sentences)
     if path is not None:

@@ -3,6 +3,7 @@ kinds, and on longer ones than a recovery read."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import isnan
 from typing import Any
 
 import pandas as pd
@@ -27,6 +28,7 @@ MOST_LABELS = 30
 """Largest number of labels that are groups."""
 PART = 8
 """Smallest number of examples in a range of lengths."""
+ALL_LENGTHS = "all lengths"
 
 
 def groups_of(study: Study) -> list[str]:
@@ -95,18 +97,18 @@ def shift_table(
 @doing("other examples")
 def held_out_table(study: Study, recovered: Iterable[tuple[str, HeadMask]]) -> dict[str, pd.DataFrame]:
     """Return the table `held_out`, by its name: models after recoveries, each made on the shorter half of the examples
-    alone, and on as many of all lengths. Both are measured on the longer examples of the report split. If the user gave
-    examples of one kind, it says how much of a recovery holds on examples unlike those that it read. There is no table
-    if all are equally long, or if examples of other kinds are measured.
+    alone, and on as many of all lengths, drawn at random. Both are measured on the longer examples of the report split.
+    If the user gave examples of one kind, it says how much of a recovery holds on examples unlike those that it read.
+    There is no table if other kinds are measured, or of fewer than `PART` examples that are longer, or shorter.
     """
     read, report = study.splits.train, study.splits.report
-    lengths_E = read.lengths()
+    draw = torch.Generator().manual_seed(study.seed)
+    lengths_E, order = read.lengths().cpu(), torch.randperm(len(read), generator=draw)
     longest = int(lengths_E.median())
-    short, long = lengths_E <= longest, report[(report.lengths() > longest).nonzero().flatten()]
-    if not study.splits.alike or short.all() or len(long) < 2:
+    shorter, long = order[lengths_E[order] <= longest], report[(report.lengths() > longest).nonzero().flatten()]
+    if not study.splits.alike or len(shorter) == len(read) or min(len(shorter), len(long)) < PART:
         return {}
-    shorter = short.nonzero().flatten()
-    parts = {f"up to {longest} tokens": shorter, "all lengths": torch.arange(len(shorter)) * len(read) // len(shorter)}
+    parts = {f"up to {longest} tokens": shorter, ALL_LENGTHS: order[: len(shorter)]}
     rows = []
     for name, mask in recovered:
         outcomes = {}
@@ -116,7 +118,7 @@ def held_out_table(study: Study, recovered: Iterable[tuple[str, HeadMask]]) -> d
         about = {"recovery": name, "heads_removed": len(mask.removed)}
         for fitted_to, outcome in outcomes.items():
             quality = {key: value for key, value in accuracy_columns(outcome).items() if key.startswith(QUALITY)}
-            lost = drop_columns("lost", outcome.quality, outcomes["all lengths"].quality)
+            lost = drop_columns("lost", outcome.quality, outcomes[ALL_LENGTHS].quality)
             rows.append({**about, "fitted_to": fitted_to, "examples": len(long), **quality, **lost})
     return {"held_out": pd.DataFrame(rows)} if rows else {}
 
@@ -127,11 +129,14 @@ def held_out_sentences(tables: Tables) -> Iterator[str]:
         return
     for (name, removed), rows in tables["held_out"].groupby(["recovery", "heads_removed"], sort=False):
         (_, short), (_, whole) = rows.iterrows()
-        low, high = (plots.number(short[f"lost{end}"], 3) for end in ("_low", "_high"))
+        ends = ""
+        if not isnan(short["lost_low"]):
+            low, high = (plots.number(short[f"lost{end}"], 3) for end in ("_low", "_high"))
+            ends = f" (95 % interval of the difference {low} to {high})"
         yield (
-            f"Held out by length: on the {short['examples']} longer examples the model without {removed} keeps"
-            f" {quality_of(whole[QUALITY], tables)} after a {name} on all lengths, {quality_of(short[QUALITY], tables)}"
-            f" after one on as many examples of {short['fitted_to']} (95 % interval of the difference {low} to {high})."
+            f"Held out by length: on the {short['examples']} longer examples the model without {removed}"
+            f" {unit_name(tables)} keeps {quality_of(whole[QUALITY], tables)} after a {name} on all lengths,"
+            f" {quality_of(short[QUALITY], tables)} after one on as many examples of {short['fitted_to']}{ends}."
         )
 
 

@@ -58,6 +58,8 @@ STYLE: Any = {
 LAID_OUT: Any = {**STYLE, "figure.constrained_layout.use": False}
 """The style for a figure whose layout is done: otherwise the layout would be computed again for each file."""
 
+BREAK = "\0"
+"""A mark in a text where a line may end."""
 NARROW = 4.6
 """The width of a figure on a phone, in inches."""
 
@@ -363,8 +365,10 @@ def wrapped(words: str, inches: float) -> str:
     """Return the words in lines of at most this width, at the size of a title; too long a word is broken, at a hyphen
     if it has one."""
     width = max(int(inches / 0.085), 6)
-    too_long = any(len(word) > width for word in words.split())
-    return textwrap.fill(words.replace(" %", "\u00a0%"), width, break_on_hyphens=too_long)
+    parts = words.replace(" %", "\u00a0%").split(" ")
+    parts = [part.replace("-", f"-{BREAK} ") if len(part) > width else part for part in parts]
+    filled = textwrap.fill(" ".join(parts), width, break_on_hyphens=False)
+    return filled.replace(f"{BREAK} ", "").replace(BREAK, "")
 
 
 def elided(name: str, most: int = 28) -> str:

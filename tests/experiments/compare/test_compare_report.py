@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from mhaprune.lab.experiments.compare import compare_report as report
 from mhaprune.lab.experiments.compare.compare import Compare
 from mhaprune.lab.reporting.plots import Plot, draw
 from mhaprune.statistics.intervals import student_interval
@@ -129,6 +130,17 @@ def test_a_hundredth_of_a_cosine_is_no_percentage_point() -> None:
         "hundredths",
     ]
     assert "point" not in plot.caption + plot.figure.get_suptitle()
+    winner = pd.DataFrame(
+        [{"first": "a", "tied": "", "better": "", "choice": "a", "most_passes": 30.0, "oracle": "exact"}]
+    )
+    winner = winner.assign(forward_passes=1, backward_passes=0, regret_quality=0.004)
+    winner = winner.assign(regret_quality_low=0.001, regret_quality_high=0.009, quality_name="similarity", task="sort")
+    said = " ".join(report.say({"methods": tables["methods"], "winner": winner}))
+    assert "its heads lose 0.4 hundredths of similarity" in said
+    runs = [tables["methods"].assign(task="sort", label=f"sort {seed}") for seed in range(3)]
+    over = " ".join(report.say_over_runs({"methods": pd.concat(runs), "winner": winner}))
+    assert "hundredths" in over
+    assert "point" not in said + over
 
 
 def test_the_regret_map_marks_the_choices_of_the_headline() -> None:
