@@ -39,8 +39,8 @@ from mhaprune.storage.store import make_folder, write_bytes
 
 SIZES, MOST = (16, 64, 256), 10
 """Numbers of examples of a draw, and the largest number of draws."""
-OF_TEXTS = ("gate_output", "attribution", "taylor", "taylor_batch", "fisher", "refit_error")
-EVERYWHERE = (*OF_TEXTS, "ablation", "ablation_mean", "ablation_resample", "taylor_example")
+OF_TEXTS = ("gate_output", "attribution", "taylor", "taylor_batch", "fisher")
+OF_TOYS = (*OF_TEXTS, "ablation", "ablation_mean", "ablation_resample", "taylor_example", "refit_error")
 MODELS = ("MiniLM", "prose", "indirect_object", *(f"sort {seed}" for seed in range(10)))
 
 
@@ -77,7 +77,7 @@ def of_model(folder: Path, name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     task, _, seed = name.partition(" ")
     if task == "sort":
         more = ["entropy", "confidence", "all_but_one", "knowledge", "integrated_gradients_all", "redundancy"]
-        names = [*EVERYWHERE, "gate", "magnitude", *more]
+        names = [*OF_TOYS, "gate", "magnitude", *more]
         study = mhaprune.study(
             *("plugins=[mhaprune_literature]", f"scorer=[{','.join(names)}]", f"seed={seed or 0}"),
             *("task.score=2560", f"cache={folder / 'cache'}"),
@@ -85,8 +85,7 @@ def of_model(folder: Path, name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         subject, pool, report, scorers = study.subject, study.splits.score, study.splits.report, study.scorers
     else:
         heads = wrapped(folder, name)
-        names = [*(EVERYWHERE if name == "MiniLM" else OF_TEXTS)]
-        names += ["attribution_patching"] if name == "indirect_object" else []
+        names = [*OF_TEXTS, *{"MiniLM": ["ablation"], "indirect_object": ["attribution_patching"]}.get(name, [])]
         subject, pool, report = heads.subject, heads.splits.score, heads.splits.report
         scorers = named_scorers(subject, names)
     covered = pd.DataFrame([covering(subject, pool, each, scorers[each]) for each in ("taylor", "gate_output")])
@@ -98,7 +97,7 @@ def wrapped(folder: Path, name: str) -> Any:
         from kinds import Texts
 
         texts = Texts(folder, 0)
-        given: Any = {"score": texts.batches("packages", 0, 2560), "report": texts.batches("packages", 2560, 256)}
+        given: Any = {"score": texts.batches("packages", 0, 1024), "report": texts.batches("packages", 1024, 256)}
         return mhaprune.wrap(texts.model, mhaprune.losses.drift, prove="none", **given)
     from mhaprune_models.smollm2 import Smollm2
 
