@@ -175,7 +175,8 @@ def held_weights(model: nn.Module, block: Block) -> Tensor:
         module = model.get_submodule(source.rows.path)
         per_row = weight_of(module).shape[1] + (module.bias is not None)
         users = Counter(source.of)
-        held += torch.tensor([per_row * len(source.rows.heads[part]) / users[part] for part in source.of])
+        stays = block.hollow and source.role != ROLES[-1]  # one row, see `_rows_to_drop`
+        held += torch.tensor([per_row * (len(source.rows.heads[part]) - stays) / users[part] for part in source.of])
     parameters = dict(model.named_parameters())
     if block.heads and not _shares_its_bias(model.get_submodule(block.path)):
         held += sum(parameters[path].numel() / block.heads for path, _ in block.numbers if path in parameters)

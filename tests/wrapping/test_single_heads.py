@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mhaprune
+from mhaprune.surgery.removal import held_weights
 from support.own_layers import HEADS, WIDTH, Net, apart, batches, call, made, wrapped
 
 K = WIDTH // HEADS
@@ -109,6 +110,7 @@ def test_a_head_of_its_own_is_removed_with_its_weights(layer: type[Joined], tmp_
     count = sum(each.numel() for each in model.parameters()) - len(GONE) * of_head
     assert sum(each.numel() for each in small.parameters()) == count
     assert [len(head.value.weight) for head in small.layers[0].heads] == [0, K, 0, K]
+    assert held_weights(model, heads.subject.blocks[0]).tolist() == [of_head]
     mhaprune.save(small, tmp_path / "small")
     assert apart(small, mhaprune.load(tmp_path / "small", model=made(layer, seed=5).double())) == 0
     rises = heads.score("ablation").sort_index()["score"].tolist()
