@@ -50,7 +50,7 @@ WIDTHS_OF_ONE = ("head_dim", "head_width", "head_size", "dim_head")
 
 
 class Loss(NamedTuple):
-    """What a block loses."""
+    """The removal of heads from a block."""
 
     place: int
     """The place of the block among all."""
