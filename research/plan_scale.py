@@ -8,7 +8,7 @@ from the operations and an assumed speed.
 With --check, models of three small depths are really scored, and their counted operations stand beside the plan.
 Needs pip install -e '.[hf]'.
 
-Made docs/findings/large-models.md.
+Made a part of docs/findings/large-models.md until version 0.2.0.
 """
 
 import argparse

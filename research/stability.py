@@ -138,7 +138,7 @@ def enough(of_score: pd.DataFrame, column: str) -> str:
     """Return the smallest number of examples from which a mean Jaccard index is 0.9 or more, and the index with 16."""
     means = of_score.groupby("examples")[column].mean()
     reached = means[means >= 0.9].index
-    return f"{reached[0] if len(reached) else 'more'} ({means.iloc[0]:.2f})"
+    return f"{int(reached[0]) if len(reached) else 'more'} ({means.iloc[0]:.2f})"
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
