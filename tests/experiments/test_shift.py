@@ -204,6 +204,8 @@ def test_what_is_refitted_to_the_shorter_half_is_judged_on_the_longer_examples(a
         f" after a refit on all lengths, {expected[0]:.3f} after one on as many examples of up to {longest} tokens"
         f" (95 % interval of the difference {number(low, 3)} to {number(high, 3)})."
     )
+    (said,) = held_out_sentences({"held_out": table.assign(lost_low=-0.012, lost_high=0.034)})
+    assert said.endswith("(95 % interval of the difference −1.2 to 3.4 points)."), "of an exact match"
     (said,) = held_out_sentences({"held_out": table.assign(lost_low=nan)})
     assert said.endswith(f"up to {longest} tokens.")
 

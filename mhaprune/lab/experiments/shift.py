@@ -131,8 +131,9 @@ def held_out_sentences(tables: Tables) -> Iterator[str]:
         (_, short), (_, whole) = rows.iterrows()
         ends = ""
         if not isnan(short["lost_low"]):
-            low, high = (plots.number(short[f"lost{end}"], 3) for end in ("_low", "_high"))
-            ends = f" (95 % interval of the difference {low} to {high})"
+            times, decimals, unit = (100, 1, " points") if in_percent(quality_name(tables)) else (1, 3, "")
+            low, high = (plots.number(times * short[f"lost{end}"], decimals) for end in ("_low", "_high"))
+            ends = f" (95 % interval of the difference {low} to {high}{unit})"
         yield (
             f"Held out by length: on the {short['examples']} longer examples the model without {removed}"
             f" {unit_name(tables)} keeps {quality_of(whole[QUALITY], tables)} after a {name} on all lengths,"
