@@ -97,8 +97,9 @@ class BlockProof:
                 self.subject.run_gated(batch)
         return self
 
-    def __call__(self, mask: HeadMask) -> float:
-        """Return the largest `relative_difference` of outputs with these heads masked and with them removed."""
+    def __call__(self, mask: HeadMask, whole: bool = True) -> float:
+        """Return the largest `relative_difference` of outputs with these heads masked and with them removed. The whole
+        smaller model is run if `whole`, otherwise only the modules that lose heads."""
         smaller = self.subject.without(mask, shared=True)
         gates_N = mask.gates(self.subject.device)
         differences, classes = [0.0], set[type]()
@@ -108,7 +109,9 @@ class BlockProof:
                 ends = kind in classes
                 differences += [self._difference(smaller, gates_N, block, n, ends) for n in range(len(self.batches))]
                 classes.add(kind)
-        return largest([*differences, gross_difference(self.subject, smaller, self.batches[0][:1], mask)])
+        if whole:
+            differences.append(gross_difference(self.subject, smaller, self.batches[0][:1], mask))
+        return largest(differences)
 
     def _difference(self, smaller: GatedModel, gates_N: Tensor, block: Block, number: int, ends: bool) -> float:
         """Compare the smallest module that holds a block, on the batch with this number.

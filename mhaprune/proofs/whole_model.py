@@ -111,7 +111,8 @@ def prove_removal(proof: BlockProof | None, subject: GatedModel, kind: str) -> t
     free = [name for name, block in subject.by_name.items() if name not in stuck and block.heads]
     if not free:
         return float("nan"), stuck
-    difference = subject.removal_proof(proof.tried) if kind == "whole" else proof.of(subject)
+    prove = subject.removal_proof(proof.tried) if kind == "whole" else None
+    difference = proof.of(subject) if prove is None else lambda mask, whole: prove(mask)
     worst, reason = _removed(subject, free, difference)
     if not reason:
         return worst, stuck
@@ -132,16 +133,19 @@ def prove_removal(proof: BlockProof | None, subject: GatedModel, kind: str) -> t
 
 
 def _removed(
-    subject: GatedModel, names: Sequence[BlockId], difference: Callable[[HeadMask], float]
+    subject: GatedModel, names: Sequence[BlockId], difference: Callable[[HeadMask, bool], float], apart: bool = False
 ) -> tuple[float, str]:
-    """Return the largest difference when heads of these blocks are removed, and a reason if that is no removal."""
+    """Return the largest difference when heads of these blocks are removed, and a reason if that is no removal.
+    `difference` is told whether to run the whole smaller model too. For `apart` see `_masks`."""
     worst = float("nan")
     differences: list[float] = []
     try:
-        for mask in _masks(subject, names):  # one after the other, for memory
+        for mask, whole in _masks(subject, names, apart):  # one after the other, for memory
             try:
-                differences.append(difference(mask))
+                differences.append(difference(mask, whole))
             except MustKeep:
+                if not apart:
+                    return _removed(subject, names, difference, apart=True)
                 if not differences:
                     raise
         worst = largest(differences)
@@ -307,24 +311,34 @@ def _comparable(subject: GatedModel, few: Batch) -> tuple[Any, Tensor]:
     return output, outputs
 
 
-def _masks(subject: GatedModel, names: Sequence[BlockId]) -> Iterator[HeadMask]:
-    """Yield the masks of the proof. All these blocks lose heads, each another number of them, and keep some, so that
-    heads with the weights of others are seen. A mask touches as many blocks as have `TOUCHED` weights left, because
-    what it cuts is copied. Under the last one, a block loses all its heads."""
+def _masks(subject: GatedModel, names: Sequence[BlockId], apart: bool) -> Iterator[tuple[HeadMask, bool]]:
+    """Yield the masks of the proof, each with whether the whole smaller model has to run. All these blocks lose heads,
+    each another number of them, and keep some, so that heads with the weights of others are seen. A mask touches as
+    many blocks as have `TOUCHED` weights left, because what it cuts is copied.
+
+    The last block loses all its heads under one mask and some under another. Two passes over the model are spared if
+    it loses all beside others of its class, which keep some: what the model sees of it when it keeps some is then what
+    it sees of them, and its own module is enough for the last mask. `apart` it loses all alone, under the last mask.
+    """
     everything, grid = HeadMask(subject.grid), subject.grid
     of_block = [(name, heads) for name in names if (heads := [grid.heads[n] for n in grid.positions(name)])]
     held = dict(zip(grid.blocks, (float(part.sum()) for part in subject.held_weights().split(grid.sizes)), strict=True))
+    kinds = [type(subject.module.get_submodule(subject.by_name[name].path)) for name, _ in of_block]
+    apart = apart or kinds[-1] not in kinds[:-1]
+    losses = [_lost(heads, i) for i, (_, heads) in enumerate(of_block)]
+    every: Sequence[HeadId] = of_block[-1][1]
+    if not apart:
+        losses[-1], every = every, losses[-1]
     gone, touched = list[HeadId](), 0.0
-    for i, (name, heads) in enumerate(of_block):
-        lost = _lost(heads, i)
+    for (name, heads), lost in zip(of_block, losses, strict=True):
         copied = held[name] * (1 - len(lost) / len(heads))
         if gone and touched + copied > TOUCHED:
-            yield everything.without(*gone)
+            yield everything.without(*gone), True
             gone, touched = [], 0.0
         gone += lost
         touched += copied
-    yield everything.without(*gone)
-    yield everything.without(*of_block[-1][1])
+    yield everything.without(*gone), True
+    yield everything.without(*every), apart
 
 
 def _lost(heads: Sequence[HeadId], number: int) -> Sequence[HeadId]:

@@ -121,7 +121,8 @@ def remove_heads(
         widths[path] = (width, width - len(rows))
     for path, gone in unread.items():
         out: Any = model.get_submodule(path)
-        resize(out, columns=[column for column in range(weight_of(out).shape[1]) if column not in {*gone}])
+        lost_columns = {*gone}
+        resize(out, columns=[column for column in range(weight_of(out).shape[1]) if column not in lost_columns])
         cut.shapes[path] = list(out.weight.shape)
     for _, block, keep, stay in generic:
         for path in block.outs:
@@ -177,8 +178,8 @@ def held_weights(model: nn.Module, block: Block) -> Tensor:
         users = Counter(source.of)
         stays = block.hollow and source.role != ROLES[-1]  # one row, see `_rows_to_drop`
         held += torch.tensor([per_row * (len(source.rows.heads[part]) - stays) / users[part] for part in source.of])
-    parameters = dict(model.named_parameters())
-    if block.heads and not _shares_its_bias(model.get_submodule(block.path)):
+    if block.heads and block.numbers and not _shares_its_bias(model.get_submodule(block.path)):
+        parameters = dict(model.named_parameters())
         held += sum(parameters[path].numel() / block.heads for path, _ in block.numbers if path in parameters)
     return held if block.call is None else held / block.calls
 

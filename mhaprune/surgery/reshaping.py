@@ -128,8 +128,9 @@ def forward_without_silent(module: Any, inner: Any, x: Tensor) -> Any:
 
 def attend_unevenly(model: Any, path: str) -> None:
     """Make the attention module at `path` compute by `attend`, with the same kind of attention as before."""
-    parts = [part for place, part in model.named_modules() if path.startswith(f"{place}." if place else "")]
-    if not (parts := [part for part in parts if hasattr(part, "set_attn_implementation")]):
+    words = path.split(".")
+    around: list[Any] = [model.get_submodule(".".join(words[:length])) for length in range(len(words))]
+    if not (parts := [part for part in around if hasattr(part, "set_attn_implementation")]):
         raise ValueError(f"{path}: has heads that differ, which only a model of transformers can")
     config = getattr(model.get_submodule(path), "config", parts[-1].config)
     kind = str(config._attn_implementation or "eager").removeprefix(UNEVEN)

@@ -150,6 +150,29 @@ def test_a_weight_that_is_also_read_elsewhere_shows_in_the_whole_model() -> None
     assert heads.proven.why_not.startswith("masked and removed differ by")
 
 
+def test_layers_of_one_class_need_one_pass_without_heads_and_others_one_each() -> None:
+    """In it, the last layer has lost all heads, and the others of its class some."""
+    without: list[list[int]] = []
+
+    class Seen(Classifier):
+        def judged(self, logits: Tensor, ids: Tensor) -> Tensor:
+            sizes = [each.num_heads for each in self.attention]
+            without.extend([sizes] * (sizes != [4, 4]))
+            return logits
+
+    assert wrapped(Seen()).proven.difference < 1e-12
+    assert without == [[3, 0]]
+    without.clear()
+    model = Seen()
+    model.attention[1] = AnotherClass(16, 4)
+    assert wrapped(model).proven.difference < 1e-12
+    assert without == [[3, 2], [4, 0]]
+
+
+class AnotherClass(MultiHeadAttention):
+    pass
+
+
 def test_a_smaller_model_that_ends_in_nan_is_not_proved() -> None:
     """Although each of its modules computes what it should."""
 
@@ -265,12 +288,13 @@ def test_random_numbers_in_evaluation_are_said_and_can_be_fixed() -> None:
     assert repr(wrapped(Random(), call=call)) == "8 heads in 2 blocks, all with an effect, all removable"
 
 
-def test_a_model_that_counts_its_heads_is_gated_and_not_pruned() -> None:
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_model_that_counts_its_heads_is_gated_and_not_pruned(layer: int) -> None:
     """What it computes depends on how many heads there are, so a removed head is not a masked one."""
 
     class Counts(Classifier):
         def judged(self, logits: Tensor, ids: Tensor) -> Tensor:
-            return logits / max(1, self.attention[0].num_heads)
+            return logits / max(1, self.attention[layer].num_heads)
 
     heads = wrap(Counts(), losses.classification, score=batches(1))
     assert heads.proven.difference > 1e-3
