@@ -15,6 +15,7 @@ from torch import nn
 from mhaprune.heads import HeadMask
 from mhaprune.saving.folders import make_plain
 from mhaprune.scorers.scoring import Scoring
+from mhaprune.surgery.bare_weights import make_parameters
 from mhaprune.wrapping.build import ModelWithData
 
 
@@ -54,6 +55,7 @@ class ScoredHeads(ModelWithData):
 
     def handed_out(self, model: nn.Module) -> nn.Module:
         """Return a pruned model as the user gets it, and remember it as the last one."""
+        make_parameters(model)
         make_plain(model)
         self.promised.pruned = ref(model)
         return model

@@ -1,11 +1,25 @@
 """See a linear module also where its weight is handed to a function, as with a joint bias of parts."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+
+@contextmanager
+def calls_begun(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yield the modules whose calls have begun and not ended, the outermost first."""
+    running: list[nn.Module] = []
+    with ExitStack() as stack:
+        for module in model.modules():
+            enter = module.register_forward_pre_hook(lambda module, _: running.append(module))
+            leave = module.register_forward_hook(lambda *_: running.pop() and None)
+            stack.callback(enter.remove)
+            stack.callback(leave.remove)
+        yield running
 
 
 class WeightsInUse(TorchFunctionMode):

@@ -217,6 +217,7 @@ def of_equal_norm(weights_HKD: Tensor) -> Tensor:
     """Return R (H, K, K), or (H, K, D) if that is smaller, with ‖c R_n‖ = ‖c O_n‖ for every c: a product with it is
     small, also for thousands of units. O_n = R_n Q with orthonormal rows Q."""
     H, K, D = weights_HKD.shape
+    weights_HKD = weights_HKD.to(torch.promote_types(weights_HKD.dtype, torch.float))  # half precision has no QR
     return torch.linalg.qr(weights_HKD.mT, mode="r").R.mT if H and K < D else weights_HKD
 
 

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from mhaprune.hooks.attention_calls import AttentionCalls
 from mhaprune.hooks.eval_mode import at_rest
-from mhaprune.hooks.functional_linear import WeightsInUse
+from mhaprune.hooks.functional_linear import WeightsInUse, calls_begun
 from mhaprune.surgery.reshaping import surround
 
 ATTRIBUTES = ("called_maps", "width_of_heads")
@@ -61,27 +61,21 @@ class _Handed(TorchFunctionMode):
 def with_called_maps(model: nn.Module, call: Callable[[nn.Module], object]) -> nn.Module:
     """Return a copy that shares all weights, in which layers of attention call the linear modules whose weights they
     hand to functions; or the model itself, if none of them hands any."""
-    running: list[nn.Module] = []
-    noted = _Handed(running)
-    with torch.no_grad(), at_rest(model), ExitStack() as stack:
-        for module in model.modules():
-            enter = module.register_forward_pre_hook(lambda module, _: running.append(module))
-            leave = module.register_forward_hook(lambda *_: running.pop() and None)
-            stack.callback(enter.remove)
-            stack.callback(leave.remove)
+    with torch.no_grad(), at_rest(model), calls_begun(model) as running, ExitStack() as stack:
+        noted = _Handed(running)
         stack.enter_context(WeightsInUse(model.modules(), running, noted.handed))
         stack.enter_context(noted)
         stack.enter_context(AttentionCalls(noted.attends))
         with suppress(Exception):  # of a model that may be anybody's; the passes that need an output name it
             call(model)
     paths = {module: path for path, module in model.named_modules()}
-    found = [layer for layer in noted.widths if noted.maps.get(layer)]
+    found = [layer for layer, width in noted.widths.items() if width or noted.maps.get(layer)]
     if not found:
         return model
     twin = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     for layer in found:
         parts = [*layer.modules()]
-        numbers = sorted(map(parts.index, noted.maps[layer]))
+        numbers = sorted(map(parts.index, noted.maps.get(layer, ())))
         call_maps(twin, paths[layer], dict(zip(ATTRIBUTES, (numbers, noted.widths[layer]), strict=True)))
     return twin
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial, reduce
 from typing import Any
@@ -40,14 +40,20 @@ class Cut:
 
         Raises `Unsupported` if this version cannot read a description.
         """
-        found: dict[str, Cut] = {}
-        for path, module in model.named_modules():
-            noted = vars(module).get("mhaprune")
-            if noted is None and isinstance(module, _pretrained_class()):
-                noted = getattr(module.config, "mhaprune", None)
-            if noted is not None and not any(within(path, outer) for outer in found):
-                found[path] = cls.read(noted)._renamed(partial(_inside, path))
-        return reduce(cls.then, found.values()) if found else None
+        found = [cls.read(holder.mhaprune)._renamed(partial(_inside, path)) for path, holder in _notes(model)]
+        return reduce(cls.then, found) if found else None
+
+    @staticmethod
+    def reshaped(model: nn.Module, gone: Collection[str], shapes: Mapping[str, list[int]]) -> None:
+        """Let the notes in a model name parameters, with these shapes, in place of linear modules that are `gone`. All
+        are given by path."""
+        for path, holder in _notes(model):
+            cut, inside = Cut.read(holder.mhaprune), len(path) + 1 if path else 0
+            left = {name for name in (*cut.shapes, *cut.attributes) if _inside(path, name) not in gone}
+            kept = {name: shape for name, shape in cut.shapes.items() if name in left}
+            kept |= {name[inside:]: shape for name, shape in shapes.items() if within(name, path)}
+            attributes = {name: each for name, each in cut.attributes.items() if name in left}
+            holder.mhaprune = vars(Cut(kept, attributes, cut.heads))
 
     @classmethod
     def read(cls, noted: Any) -> Cut:
@@ -92,6 +98,17 @@ class Cut:
         """Return the description with other paths."""
         parts: Any = ({name(path): each for path, each in part.items()} for part in list(vars(self).values())[:3])
         return Cut(*parts)
+
+
+def _notes(model: nn.Module) -> list[tuple[str, Any]]:
+    """Return what holds notes of removals, the model, parts of it or their configs, each with the path of the part."""
+    found: list[tuple[str, Any]] = []
+    for path, module in model.named_modules():
+        config = module.config if isinstance(module, _pretrained_class()) else None
+        holder: Any = module if vars(module).get("mhaprune") is not None else config
+        if getattr(holder, "mhaprune", None) is not None and not any(within(path, outer) for outer, _ in found):
+            found.append((path, holder))
+    return found
 
 
 def _inside(path: str, name: str) -> str:

@@ -103,10 +103,23 @@ def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
 
 def surround(module: Any, function: Any, *facts: Any) -> None:
     """Make each call of a module a call of this function, which is given the module and its forward so far."""
-    inner = vars(module).get("forward") or Forward(module)
-    if isinstance(inner, partial) and inner.func.__name__ == function.__name__:  # of an earlier removal
-        inner = inner.args[1]
+    inner = _without(vars(module).get("forward") or Forward(module), function)  # of an earlier removal
     module.forward = partial(function, module, inner, *facts)
+
+
+def freed(module: Any, function: Any) -> None:
+    """Take away what `surround` made with this function, in place."""
+    module.forward = _without(module.forward, function)
+    if isinstance(module.forward, Forward):
+        del module.forward
+
+
+def _without(forward: Any, function: Any) -> Any:
+    if not isinstance(forward, partial):
+        return forward
+    inner = _without(forward.args[1], function)
+    same = forward.func.__name__ == function.__name__
+    return inner if same else partial(forward.func, forward.args[0], inner, *forward.args[2:])
 
 
 class Forward:

@@ -27,6 +27,7 @@ from mhaprune.proofs.closing import closed_whole
 from mhaprune.proofs.whole_model import NotByExample, Proofs, check_fullest, prove_gates, prove_removal
 from mhaprune.storage.cache import Cache
 from mhaprune.subjects.batches import Batches
+from mhaprune.surgery.bare_weights import with_linear_parameters
 from mhaprune.surgery.handed_weights import with_called_maps
 from mhaprune.surgery.removal import MORE_COUNTS, with_more_counts
 from mhaprune.surgery.streaming import for_streaming
@@ -218,6 +219,9 @@ Blocks = tuple[list[Block], list[BlockId], tuple[str, ...], Any]
 """The blocks of a model, see `_blocks`."""
 
 
+CHANGES = (with_called_maps, with_linear_parameters)
+
+
 def _with_blocks(
     model: nn.Module,
     find: Callable[[nn.Module], Blocks],
@@ -225,16 +229,24 @@ def _with_blocks(
     always: bool,
 ) -> tuple[nn.Module, Blocks]:
     """Return a model with the blocks that `find` finds in it. If it leaves something out, or `always`, the model may be
-    a copy, in which maps are called whose weights are handed to functions."""
+    a copy, in which maps are called whose weights are handed to functions, or are parameters."""
+    found, failed = None, None
     try:
         found = find(model)
-    except Unsupported:
-        called = with_called_maps(model, call)
-        if called is model:
-            raise
-        return called, find(called)
-    called = with_called_maps(model, call) if always or found[2] else model
-    return called, found if called is model else find(called)
+    except Unsupported as error:
+        failed = error
+    changed = model
+    for change in CHANGES:
+        if found is not None and not (always or found[2] or any(block.why_not for block in found[0])):
+            break
+        before, changed = changed, change(changed, call)
+        if changed is not before:
+            with suppress(Exception):  # of a model that may be anybody's; the first one says more
+                found, model = find(changed), changed
+    if found is None:
+        assert failed is not None
+        raise failed
+    return model, found
 
 
 def _blocks(
@@ -336,8 +348,12 @@ def _drift_of(
 
 def with_removal(subject: Any, proof: BlockProof | None, proven: Proofs) -> tuple[WrappedModel, Proofs]:
     """Prove that heads can be removed. Blocks that fail are tried again with their sizes read in other ways."""
-    blocks = [replace(block, hollow=block.kind == "head" and block.heads == 1) for block in subject.by_name.values()]
-    subject = subject.changed(blocks=tuple(blocks)) if any(block.hollow for block in blocks) else subject
+    kinds = [(type(subject.module.get_submodule(block.path)), block.kind) for block in subject.blocks]
+    several = {kind for kind, block in zip(kinds, subject.blocks, strict=True) if block.heads > 1}  # or had several
+    singles = zip(kinds, subject.blocks, strict=True)
+    hollow = [block.heads == 1 and block.kind == "head" and kind not in several for kind, block in singles]
+    blocks = [replace(block, hollow=each) for block, each in zip(subject.blocks, hollow, strict=True)]
+    subject = subject.changed(blocks=tuple(blocks)) if any(hollow) else subject
     difference, stuck = prove_removal(proof, subject, subject.prove)
     for look in LOOKS:
         failed = {name for name in stuck if not (block := subject.by_name[name]).why_not and block.kind == "head"}

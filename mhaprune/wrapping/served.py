@@ -13,6 +13,7 @@ from mhaprune.hooks.eval_mode import at_rest
 from mhaprune.hooks.pytree import mapped
 from mhaprune.saving.onnx_file import computed, session_of, traced_program, twice, write_onnx
 from mhaprune.settings.refusals import foreign
+from mhaprune.surgery.bare_weights import as_written
 
 Runtime = Literal["torch", "onnxruntime", "onnxruntime-int8"]
 """A way to compute a model. In int8 the weights of matrix products are rounded, see `mhaprune.export`."""
@@ -45,15 +46,16 @@ class Served(nn.Module):
 def served(model: nn.Module, call: Callable[[nn.Module], object], runtime: Runtime) -> Served:
     """Return the model as this runtime computes it. `call` calls the model once. Raises `Unsupported` for a model that
     the runtime does not compute."""
+    written = as_written(model)
     given: list[tuple[Any, Any]] = []
     form: list[Any] = []
     handles = [
-        model.register_forward_pre_hook(lambda _, inputs, named: given.append((inputs, named)), with_kwargs=True),
-        model.register_forward_hook(lambda *each: form.append(each[-1])),
+        written.register_forward_pre_hook(lambda _, inputs, named: given.append((inputs, named)), with_kwargs=True),
+        written.register_forward_hook(lambda *each: form.append(each[-1])),
     ]
-    with at_rest(model):
+    with at_rest(written):
         try:
-            call(model)
+            call(written)
         finally:
             for handle in handles:
                 handle.remove()
@@ -67,7 +69,7 @@ def served(model: nn.Module, call: Callable[[nn.Module], object], runtime: Runti
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "model.onnx")
             with foreign(f"runtime={runtime}: {type(model).__name__} cannot be exported"):
-                write_onnx(traced_program(model, inputs, named), file, int8=runtime == "onnxruntime-int8")
+                write_onnx(traced_program(written, inputs, named), file, int8=runtime == "onnxruntime-int8")
                 session = session_of(file, torch.get_num_threads())
     return Served(model, session, given[0], mapped(form[0], lambda x: x[:0] if x.dim() else x))
 

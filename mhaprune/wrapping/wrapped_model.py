@@ -32,6 +32,7 @@ from mhaprune.subjects.batches import Batches
 from mhaprune.subjects.gated_model import GatedModel
 from mhaprune.subjects.ray_workers import Shared
 from mhaprune.subjects.unit_sets import COUNTED, calls_of, of_all_calls, sets_of, wide, with_all_calls
+from mhaprune.surgery.bare_weights import as_written
 from mhaprune.wrapping.caches import held_by, parts_of
 from mhaprune.wrapping.own_gates import own_factors, with_factors_of
 from mhaprune.wrapping.padding import masks_in, masks_of_modules
@@ -399,8 +400,14 @@ class WrappedModel(GatedModel):
     def predict(self, batch: Batches) -> Any:
         if self.runtime != "torch":
             return self._served.run(self._served.model, self.placed(batch).arguments())
-        with torch.no_grad(), at_rest(self.model):
-            return self.call(self.placed(batch))
+        with torch.no_grad(), at_rest(self._as_written.model):
+            return self._as_written.call(self.placed(batch))
+
+    @cached_property
+    def _as_written(self) -> Self:
+        """The subject without what only hooks need, which takes time."""
+        written = as_written(self.model)
+        return self if written is self.model else self.changed(model=written)
 
     def in_runtime(self) -> Self:
         """Return the subject as its runtime computes it, without gates."""

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import mhaprune
 from mhaprune.surgery.removal import held_weights
-from support.own_layers import HEADS, WIDTH, Net, apart, batches, call, made, wrapped
+from support.own_layers import HEADS, WIDTH, Layer, Net, apart, batches, call, closed, made, wrapped
 
 K = WIDTH // HEADS
 GONE: dict[int, list[int]] = {0: [0], 2: [0], 7: [0]}
@@ -190,3 +190,19 @@ def test_blocks_that_one_w_o_reads_lose_heads_each_for_itself(gone: dict[int, li
     assert [places[n] + places[n + 1] for n in (0, 2)] == [
         [*range(K * (4 - sum(len(gone.get(n + m, ())) for m in (0, 1))))] for n in (0, 2)
     ]
+
+
+class Literal(Layer):
+    """The layer of the course with the number of heads written out."""
+
+    def fold(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], 4, 4).transpose(1, 2).flatten(0, 1)
+
+
+def test_a_model_is_pruned_again_where_an_earlier_removal_left_one_head() -> None:
+    model = made(Literal).double()
+    small = wrapped(model).prune(mask={0: [0], 1: [0, 1, 2]})
+    heads = wrapped(small)
+    assert repr(heads) == "4 heads in 2 blocks, all with an effect, all removable"
+    gone = {0: [0, 1], 1: [0, 1, 2]}  # heads keep their numbers
+    assert apart(heads.prune(mask={0: [1]}), closed(model, ["layers.0.W_o", "layers.1.W_o"], gone)) < 1e-12

@@ -1,0 +1,354 @@
+"""Make linear modules of parameters that layers multiply by, as in `x @ self.W_O`, so that hooks see what they read,
+and parameters of these modules again.
+
+While such a layer runs, its attribute is a view of the module's weight. So its code stays as it is, and any other use
+of the weight is right too.
+
+Dimensions: I = inputs, O = outputs of a linear map.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import permutations
+from math import prod
+from typing import Any, NamedTuple, Self, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mhaprune.hooks.eval_mode import at_rest
+from mhaprune.hooks.functional_linear import calls_begun
+from mhaprune.surgery.copying import copied
+from mhaprune.surgery.record import Cut
+from mhaprune.surgery.reshaping import freed, surround
+
+MATMULS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm}
+VIEWS = {
+    *("chunk", "split", "view", "reshape", "transpose", "permute", "t", "flatten", "unflatten", "__getitem__"),
+    *("unbind", "squeeze", "unsqueeze", "movedim", "swapaxes", "T", "mT"),
+}
+"""The names of functions of torch after which a parameter is still known."""
+
+
+class Layout(NamedTuple):
+    """The order in which the numbers of a parameter of any shape are the weight (O, I) of a linear map, or of several,
+    one below the other."""
+
+    order: tuple[int, ...]
+    """The dimensions of the parameter: those of outputs, then those of inputs."""
+    outputs: int
+    """How many of these are of outputs."""
+    sizes: tuple[int, ...]
+    """The sizes of these dimensions. One of the outputs and one of the inputs may become smaller, see `_fitted`."""
+    parts: tuple[int, ...]
+    """The rows of each map."""
+
+    def paths(self, name: str) -> list[str]:
+        """Return the names of the linear modules that a parameter of this name becomes. They are others, because while
+        the layer runs its own is that of a tensor."""
+        return [f"{name}_map" + f"_{n}" * (len(self.parts) > 1) for n in range(len(self.parts))]
+
+    def matrix(self, parameter: Tensor) -> Tensor:
+        return parameter.permute(self.order).flatten(0, self.outputs - 1).flatten(1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the parameter before any removal."""
+        return tuple(self.sizes[self.order.index(dim)] for dim in range(len(self.order)))
+
+    def parameter(self, matrix: Tensor) -> Tensor:
+        """Return a view of a matrix in the layout of the parameter."""
+        outputs, inputs = self.sizes[: self.outputs], self.sizes[self.outputs :]
+        shape = [*_fitted(outputs, len(matrix), len(self.parts)), *_fitted(inputs, matrix.shape[1])]
+        return matrix.view(shape).permute(*(self.order.index(dim) for dim in range(len(self.order))))
+
+
+def _fitted(sizes: Sequence[int], total: int, parts: int = 1) -> list[int]:
+    """Return sizes of which one is another, so that their product is `total`: the number of heads, which stands before
+    their width. A size that counts the `parts` of the weight stays."""
+    several = [n for n, size in enumerate(sizes) if size != 1 and not (n == 0 and size == parts)] or [len(sizes) - 1]
+    free = several[-2:][0]
+    rest = prod(size for n, size in enumerate(sizes) if n != free)
+    return [total // rest if n == free else size for n, size in enumerate(sizes)]
+
+
+class Product(NamedTuple):
+    """A product of a tensor and a weight, in the letters of `torch.einsum`; the tensor may begin with three dots."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    of_x: str
+    of_weight: str
+    of_result: str
+
+    @classmethod
+    def of(cls, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Self]:
+        """Return the product that a function of torch is; twice if either factor may be the weight."""
+        if func is F.linear:
+            given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+            return [cls(given["input"], given["weight"], given.get("bias"), "...i", "oi", "...o")]
+        if func in (torch.addmm, Tensor.addmm) and len(args) == 3 and not kwargs:
+            return [cls(args[1], args[2], args[0], "...i", "io", "...o")]
+        if func in MATMULS and len(args) == 2 and all(isinstance(each, Tensor) for each in args):
+            return cls._of_matmul(*args)
+        if func is torch.einsum and isinstance(args[0], str) and "->" in args[0]:
+            factors = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
+            terms, _, result = args[0].replace(" ", "").partition("->")
+            of_a, _, of_b = terms.partition(",")
+            if len(factors) == 2:
+                a, b = factors
+                return [cls(a, b, None, of_a, of_b, result), cls(b, a, None, of_b, of_a, result)]
+        return []
+
+    @classmethod
+    def _of_matmul(cls, x: Tensor, weight: Tensor) -> list[Self]:
+        if weight.dim() == 2:
+            return [cls(x, weight, None, "...i", "io", "...o")]
+        by_head = weight.dim() == 3 and x.dim() == 4 and x.shape[1] == 1
+        return [cls(x.squeeze(1), weight, None, "bti", "hio", "bhto")] if by_head else []
+
+    @property
+    def inputs(self) -> str:
+        return "".join(each for each in self.of_weight if each in self.of_x and each not in self.of_result)
+
+    @property
+    def outputs(self) -> str:
+        return "".join(each for each in self.of_weight if each in self.of_result and each not in self.of_x)
+
+    @property
+    def kept(self) -> str:
+        return "".join(each for each in self.of_x if each not in self.of_weight)
+
+    def matrix(self, weight: Tensor) -> Tensor | None:
+        """Return a weight as (O, I); None if the product is no linear map of all its inputs, as if each head has a map
+        of its own."""
+        inputs, outputs, result = self.inputs, self.outputs, self.of_result
+        first = all("." not in each.lstrip(".") for each in (self.of_x, result))
+        whole = sorted(result) == sorted(self.kept + outputs) and sorted(outputs + inputs) == sorted(self.of_weight)
+        if not (inputs and outputs and first and whole) or weight.dim() != len(self.of_weight):
+            return None
+        dims = [self.of_weight.index(each) for each in outputs + inputs]
+        return weight.permute(dims).flatten(0, len(outputs) - 1).flatten(1)
+
+    def by(self, module: nn.Module) -> Tensor:
+        """Return the result, computed by a linear module."""
+        count = len(self.inputs)
+        at = [self.of_x.index(each) - len(self.of_x) for each in self.inputs]
+        said: Tensor = module(self.x.movedim(at, [*range(-count, 0)]).flatten(-count))
+        said = said.unflatten(-1, [self.weight.shape[self.of_weight.index(each)] for each in self.outputs])
+        letters = (self.kept + self.outputs).replace(".", "")
+        to = [self.of_result.index(each) - len(self.of_result) for each in letters]
+        return said.movedim([*range(-len(letters), 0)], to)
+
+
+class _Products(TorchFunctionMode):
+    """A mode of torch that notes by which parts of parameters the layers multiply that own them. `running` are the
+    modules whose calls have begun."""
+
+    def __init__(self, model: nn.Module, running: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.running = running
+        named = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
+        self.owners = {
+            id(parameter): (module, name)
+            for module in model.modules()
+            if not type(module).__module__.startswith(("torch.", "mhaprune.")) and type(module).__name__ != "Conv1D"
+            for name, parameter in module.named_parameters(recurse=False)
+            if named[id(parameter)] == 1 and parameter.is_floating_point()
+        }
+        self.views: dict[int, tuple[Tensor, nn.Parameter, list[Any]]] = {}
+        """By identity: a view of a parameter, this parameter, and the steps that make the view."""
+        self.seen: dict[nn.Module, dict[str, list[tuple[Tensor, str, Tensor | None]]]] = {}
+        """By layer and parameter: the places of each matrix in the parameter, (O, I), the name of its bias, and the
+        places of its numbers, (O,)."""
+        self.elsewhere: set[tuple[nn.Module, str]] = set()
+        """The parameters by which others multiply, while their layer does not run."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        known = self._known(args[0]) if args else None
+        if known and (getattr(func.__self__, "__name__", "") if name == "__get__" else name) in VIEWS:
+            for n, each in enumerate(out) if isinstance(out, tuple | list) else [(None, out)]:
+                self.views[id(each)] = (each, known[1], [*known[2], (func, args[1:], kwargs, n)])
+        for product in Product.of(func, args, kwargs):
+            if known := self._known(product.weight):
+                self._note(product, known[1], known[2])
+        return out
+
+    def _known(self, x: Any) -> tuple[Tensor, nn.Parameter, list[Any]] | None:
+        return (x, x, []) if isinstance(x, nn.Parameter) and id(x) in self.owners else self.views.get(id(x))
+
+    def _note(self, product: Product, parameter: nn.Parameter, steps: Sequence[Any]) -> None:
+        layer, name = self.owners[id(parameter)]
+        matrix = product.matrix(_places(parameter, steps))
+        if layer not in self.running:
+            self.elsewhere.add((layer, name))
+        if matrix is None:
+            return
+        found: tuple[Tensor, str, Tensor | None] = (matrix, "", None)
+        if bias := self._known(product.bias):
+            owner, of_bias = self.owners[id(bias[1])]
+            if owner is layer and bias[1].dim() == 1:
+                found = (matrix, of_bias, _places(bias[1], bias[2]))
+        self.seen.setdefault(layer, {}).setdefault(name, []).append(found)
+
+
+def _places(parameter: Tensor, steps: Sequence[Any] = ()) -> Tensor:
+    """Return the places in a parameter of the numbers of a view of it."""
+    places = torch.arange(parameter.numel()).view(parameter.shape)
+    for func, args, kwargs, n in steps:
+        made = func(places, *args, **kwargs)
+        places = made if n is None else made[n]
+    return places
+
+
+def _layout(parameter: Tensor, matrices: Sequence[Tensor]) -> Layout | None:
+    """Return the layout in which these are the places of the weights of maps, one after the other; None if there is
+    none."""
+    places = _places(parameter)
+    for order in permutations(range(parameter.dim())):
+        for outputs in range(1, parameter.dim()):
+            layout = Layout(order, outputs, tuple(parameter.shape[dim] for dim in order), ())
+            whole = layout.matrix(places)
+            rows = {int(at): n for n, at in enumerate(whole[:, 0])}
+            begins = {rows.get(int(each[0, 0]), -1): each for each in matrices}
+            if all(torch.equal(whole[n : n + len(each)], each) for n, each in begins.items() if n >= 0):
+                parts = [len(begins[n]) for n in sorted(begins)]
+                if sorted(begins) == [sum(parts[:n]) for n in range(len(parts))] and sum(parts) == len(whole):
+                    return layout._replace(parts=tuple(parts))
+    return None
+
+
+def with_linear_parameters(model: nn.Module, call: Callable[[nn.Module], object]) -> nn.Module:
+    """Return a copy that shares all other weights, in which parameters that layers multiply by are linear modules; or
+    the model itself, if there are none."""
+    with torch.no_grad(), at_rest(model), calls_begun(model) as running:
+        noted = _Products(model, running)
+        with noted, suppress(Exception):  # of a model that may be anybody's; the passes that need an output name it
+            call(model)
+    layouts = {
+        (layer, name): layout
+        for layer, of_layer in noted.seen.items()
+        for name, found in of_layer.items()
+        if (layer, name) not in noted.elsewhere
+        if (layout := _layout(getattr(layer, name), [matrix for matrix, *_ in found]))
+    }
+    if not layouts:
+        return model
+    paths = {module: path for path, module in model.named_modules()}
+    twin = copied(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    for (layer, name), layout in layouts.items():
+        bias, copy = _bias_of(noted.seen[layer][name], layout), twin.get_submodule(paths[layer])
+        _make_linear(copy, name, layout, bias if bias in copy._parameters else "")
+    return twin
+
+
+def _bias_of(found: Sequence[tuple[Tensor, str, Tensor | None]], layout: Layout) -> str:
+    """Return the name of the bias of these maps if it has a number for each row, in their order; else an empty text."""
+    names = {name for _, name, _ in found}
+    by_row = {int(matrix[0, 0]): places for matrix, _, places in found if places is not None}
+    whole = torch.cat([by_row[row] for row in sorted(by_row)]) if by_row else torch.empty(0)
+    return names.pop() if len(names) == 1 and torch.equal(whole, torch.arange(sum(layout.parts))) else ""
+
+
+def _make_linear(layer: Any, name: str, layout: Layout, bias: str) -> None:
+    """Make one or several linear modules of a parameter of a layer, and of its bias, in place."""
+    learned = getattr(layer, name).requires_grad
+    weights = layout.matrix(getattr(layer, name).detach()).split(layout.parts)
+    biases = getattr(layer, bias).detach().split(layout.parts) if bias else [None] * len(weights)
+    for gone in filter(None, (name, bias)):
+        delattr(layer, gone)
+    for path, weight, own in zip(layout.paths(name), weights, biases, strict=True):
+        made = nn.Linear(weight.shape[1], len(weight), own is not None, device="meta").train(layer.training)
+        made.weight = nn.Parameter(weight.clone(), learned)
+        if own is not None:
+            made.bias = nn.Parameter(own.clone(), learned)
+        layer.add_module(path, made)
+    if "linear_parameters" not in vars(layer):
+        layer.linear_parameters = {}
+        surround(layer, forward_with_linear_parameters)
+    layer.linear_parameters = layer.linear_parameters | {name: (layout, bias)}
+
+
+def forward_with_linear_parameters(layer: Any, inner: Any, *arguments: Any, **named: Any) -> Any:
+    """Call a layer in the mode `LinearParameters`."""
+    with LinearParameters(layer):
+        return inner(*arguments, **named)
+
+
+class LinearParameters(TorchFunctionMode):
+    """A mode of torch in which parameters of a layer are those of its linear modules, and in which a product with one
+    calls the module."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+        self.given: dict[str, Tensor] = {}
+        self.maps: dict[tuple[int, torch.Size], tuple[nn.Linear, Tensor]] = {}
+        """The modules, by the place in memory and the shape of their weights as they are in `given`."""
+        for name, (layout, bias) in layer.linear_parameters.items():
+            parts = [layer.get_submodule(path) for path in layout.paths(name)]
+            matrix = parts[0].weight if len(parts) == 1 else torch.cat([part.weight for part in parts])
+            self.given[name] = layout.parameter(matrix)
+            for part, weight in zip(parts, matrix.split([len(each.weight) for each in parts]), strict=True):
+                self.maps[weight.data_ptr(), weight.shape] = (part, weight)
+            if bias:  # which the modules add
+                self.given[bias] = matrix.new_zeros(len(matrix))
+
+    def __enter__(self) -> Self:
+        vars(self.layer).update(self.given)
+        return cast("Self", super().__enter__())
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for name in self.given:
+            vars(self.layer).pop(name, None)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for product in Product.of(func, args, kwargs):
+            matrix = product.matrix(product.weight) if product.weight.numel() else None
+            if matrix is None:
+                continue
+            module, weight = self.maps.get((matrix.data_ptr(), matrix.shape), (None, matrix))
+            if module is not None and matrix.stride() == weight.stride():
+                said = product.by(module)
+                return said if product.bias is None else said + product.bias
+        return func(*args, **kwargs)
+
+
+def make_parameters(model: nn.Module) -> None:
+    """Make parameters of the linear modules again, in place, with the shapes that a removal left. Then the layers run
+    as they are written. One that has lost all its heads keeps one, for which W_O is zero; training may change that."""
+    shapes, gone = dict[str, list[int]](), set[str]()
+    layers: list[tuple[str, Any]] = [each for each in model.named_modules() if "linear_parameters" in vars(each[1])]
+    for path, layer in layers:
+        made, start = LinearParameters(layer).given, f"{path}." if path else ""
+        for name, (layout, bias) in layer.linear_parameters.items():
+            parts = [getattr(layer, part) for part in layout.paths(name)]
+            made |= {bias: torch.cat([part.bias for part in parts])} if bias else {}
+            gone |= {start + part for part in layout.paths(name)}
+            for each, shape in ((name, layout.shape), *[(bias, (sum(layout.parts),))] * bool(bias)):
+                own = made[each].detach().clone(memory_format=torch.contiguous_format)
+                layer.register_parameter(each, nn.Parameter(own, parts[0].weight.requires_grad))
+                shapes |= {start + each: [*own.shape]} if own.shape != shape else {}
+            for part in layout.paths(name):
+                delattr(layer, part)
+        del layer.linear_parameters
+        freed(layer, forward_with_linear_parameters)
+    Cut.reshaped(model, gone, shapes)
+
+
+def as_written(model: nn.Module) -> nn.Module:
+    """Return a copy for `make_parameters`, or the model itself if nothing was made linear."""
+    if not any("linear_parameters" in vars(each) for each in model.modules()):
+        return model
+    twin = copied(model)
+    make_parameters(twin)
+    return twin
