@@ -20,6 +20,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "hard_concrete": {"steps": 5},
         "integrated_gradients": {"steps": 3},
         "integrated_gradients_all": {"steps": 3},
+        "mattr": {"steps": 5},
         "movement": {"steps": 5},
         "random": {"draws": 2},
         "shapley": {"evaluations": 80},

@@ -5,6 +5,7 @@ Dimensions: B = batch, N = all heads of the subject.
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -14,16 +15,16 @@ from torch import Tensor
 from mhaprune.data import Data
 from mhaprune.measure.outcomes import Diverged
 from mhaprune.progress import track
-from mhaprune.scorers.base import Budgeted, Scores
+from mhaprune.scorers.base import Budgeted, Scorer, Scores
 from mhaprune.settings.ranges import Ge, Gt
-from mhaprune.subject import Subject
+from mhaprune.subject import Batch, Subject
 
 FIRST_MULTIPLIER = 1e-3
 """The first value of the multiplier of a penalty."""
 
 
 @dataclass(frozen=True)
-class TrainedGates(Budgeted):
+class TrainedGates(Scorer):
     """A scorer that trains one gate per head of a frozen model with Adam."""
 
     family: ClassVar[str] = "trained"
@@ -54,19 +55,35 @@ class TrainedGates(Budgeted):
         """Return the scores (N,) for the logits after every step, (steps, N)."""
         return path[-1]
 
+    def objective(self, subject: Subject, batch: Batch, gates_BN: Tensor, *others: Batch) -> Tensor:
+        """Return what is made small for each example, (B,). `others` are batches of the data that `beside` returns."""
+        loss: Tensor = subject.evaluate(batch, gates_BN).loss
+        return loss
+
+    def beside(self, examples: Data) -> Sequence[Data]:
+        """Return further data, each with an example for each of these."""
+        return ()
+
+    @property
+    def passes(self) -> int:
+        """The forward passes for each example of a step."""
+        return 1
+
     @torch.enable_grad()
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
-        self.heads_to_keep(len(subject.grid))
         logits_N = torch.full((len(subject.grid),), self.start, dtype=torch.double, device=subject.device)
         adam = torch.optim.Adam([logits_N.requires_grad_()], lr=self.learning_rate)
         draw = torch.Generator().manual_seed(seed)
-        batches = examples.shuffled_batches(self.batch_size, torch.Generator().manual_seed(seed))
+        drawn = [
+            each.shuffled_batches(self.batch_size, torch.Generator().manual_seed(seed))
+            for each in (examples, *self.beside(examples))
+        ]
         path, multiplier, examples_run = list[Tensor](), FIRST_MULTIPLIER, 0
         for step in track(range(self.steps), "gates"):
-            batch, share = next(batches), step / max(1, self.steps - 1)
+            (batch, *others), share = map(next, drawn), step / max(1, self.steps - 1)
             gates_BN = self.sample(logits_N, len(batch), share, draw).to(subject.dtype)
             penalty, multiplier = self.penalty(logits_N, share, multiplier)
-            loss = subject.evaluate(batch, gates_BN).loss.double().mean() + penalty
+            loss = self.objective(subject, batch, gates_BN, *others).double().mean() + penalty
             if not loss.isfinite():
                 raise Diverged(
                     f"learning_rate={self.learning_rate}: the loss of the gates is {loss.item()} at step {step}"
@@ -77,4 +94,13 @@ class TrainedGates(Budgeted):
             path.append(logits_N.detach().clone())
             examples_run += len(batch)
         passes = examples_run / len(examples)
-        return Scores(self.scores(torch.stack(path))[None], None, passes, passes)
+        return Scores(self.scores(torch.stack(path))[None], None, self.passes * passes, passes)
+
+
+@dataclass(frozen=True)
+class GatesOfSize(TrainedGates, Budgeted):
+    """A scorer that trains gates for one number of heads that stay."""
+
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
+        self.heads_to_keep(len(subject.grid))
+        return super().__call__(subject, examples, seed)

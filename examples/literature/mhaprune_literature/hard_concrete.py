@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.settings.ranges import Gt
-from mhaprune_literature.gate_training import TrainedGates
+from mhaprune_literature.gate_training import GatesOfSize
 
 TEMPERATURE, STRETCH = 1 / 3, 0.1
 LOGIT_BOUND = 4.6
@@ -16,7 +16,7 @@ LOGIT_BOUND = 4.6
 
 
 @dataclass(frozen=True)
-class HardConcrete(TrainedGates):
+class HardConcrete(GatesOfSize):
     """P(gate open) after training L0 gates on the frozen model (Louizos et al. 2018; for heads Voita et al. 2019).
 
     A gate is s = σ((log u - log(1-u) + a) / β), u uniform, stretched to [-0.1, 1.1], clipped to [0, 1]. The score is

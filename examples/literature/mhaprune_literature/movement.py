@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mhaprune_literature.gate_training import TrainedGates
+from mhaprune_literature.gate_training import GatesOfSize
 
 
 @dataclass(frozen=True)
-class Movement(TrainedGates):
+class Movement(GatesOfSize):
     """The logit of the head after movement pruning with whole heads as blocks (Sanh et al. 2020; Lagunas et al. 2021).
 
     In each step the k heads with the highest logits are open and the others are closed. The derivative of the loss with

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from mhaprune.settings.ranges import Gt
-from mhaprune_literature.gate_training import TrainedGates
+from mhaprune_literature.gate_training import GatesOfSize
 
 
 @dataclass(frozen=True)
-class Subset(TrainedGates):
+class Subset(GatesOfSize):
     """The logit of the head after differentiable subset pruning of the frozen model (Li, Cotterell & Sachan 2021).
 
     A relaxed Gumbel top-k (Xie & Ermon 2019) draws `keep` heads. Its temperature falls log-linearly. After the

@@ -12,7 +12,7 @@ from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Budgeted, Scorer
-from mhaprune_literature.gate_training import TrainedGates
+from mhaprune_literature.gate_training import GatesOfSize
 from mhaprune_literature.hard_concrete import LOGIT_BOUND, HardConcrete, probability_open, stretched
 from mhaprune_literature.subset import Subset, relaxed_top_k
 from support.composing import every
@@ -101,7 +101,7 @@ def test_logits_stay_within_their_bound() -> None:
     assert logits.tolist() == [1.5, 1.5, -1.5, -1.5]
 
 
-class Bounded(TrainedGates):
+class Bounded(GatesOfSize):
     """The sigmoid of each logit."""
 
     bound = 1.5
