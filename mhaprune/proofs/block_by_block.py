@@ -58,6 +58,8 @@ class BlockProof:
         self.batches = [subject.placed(batch) for batch in tried.batches(len(tried))]
         self.given: list[dict[str, tuple[Any, Any]]] = [{} for _ in self.batches]
         """For each batch, the arguments of the first call of each module that holds attention, by its path."""
+        self.dtype = subject.dtype
+        """The coarsest precision that was seen."""
 
     @contextmanager
     def recording(self, number: int) -> Iterator[None]:
@@ -75,10 +77,12 @@ class BlockProof:
             return record
 
         with ExitStack() as stack:
+            seen = stack.enter_context(precisions(self.subject))
             for path in {path for block in self.subject.blocks for path in _above(block)}:
                 module = self.subject.module.get_submodule(path)
                 stack.callback(module.register_forward_pre_hook(recorder(path), with_kwargs=True).remove)
             yield
+            self.dtype = max({self.dtype, *seen}, key=eps)
 
     def of(self, subject: GatedModel) -> BlockProof:
         """Return the proof for the same model with its blocks described in another way."""
@@ -197,17 +201,42 @@ class BlockProof:
 def gross_difference(subject: GatedModel, smaller: GatedModel, batch: Any, mask: HeadMask) -> float:
     """Return the `relative_difference` of the outputs of a model with the heads of a mask closed and without them, in
     its own precision; 0 for one that may be rounding."""
-    masked = subject.outputs(batch, mask.gates(subject.device))
+    with precisions(subject) as seen:
+        masked = subject.outputs(batch, mask.gates(subject.device))
     with alone(smaller.module, subject.module):
         removed = smaller.outputs(batch)
-    alike = float((masked - removed).abs().max()) <= rounding(masked)
+    alike = float((masked - removed).abs().max()) <= rounding(masked, max(seen, key=eps))
     return 0.0 if alike else relative_difference(masked, removed)
 
 
-def rounding(outputs: Tensor) -> float:
-    """Return a difference that the rounding of a whole model does not make."""
-    eps = torch.finfo(outputs.dtype).eps
-    return min(1000 * eps, eps**0.5) * max(1.0, float(outputs.abs().max()))
+@contextmanager
+def precisions(subject: GatedModel) -> Iterator[set[torch.dtype]]:
+    """Yield the precisions that are seen while the context lasts: that of the weights, and those in which W_O answers,
+    which under autocast are others."""
+    seen = {subject.dtype}
+
+    def said(module: nn.Module, inputs: Any, output: Any) -> None:
+        seen.update(x.dtype for x in tensors_in(output) if x.is_floating_point())
+
+    with ExitStack() as stack:
+        for path in {path for block in subject.blocks for path in block.outs}:
+            stack.callback(subject.module.get_submodule(path).register_forward_hook(said).remove)
+        yield seen
+
+
+def rounding(outputs: Tensor, dtype: torch.dtype) -> float:
+    """Return a difference that the rounding of a whole model, which computes in this precision, does not make."""
+    one = coarsest(outputs, dtype)
+    return min(1000 * one, one**0.5) * max(1.0, float(outputs.abs().max()))
+
+
+def coarsest(outputs: Tensor, dtype: torch.dtype) -> float:
+    """Return the relative rounding of one number: what a model in half precision says may be in float32."""
+    return max(map(eps, (outputs.dtype, dtype)))
+
+
+def eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
 
 
 def largest(differences: Sequence[float]) -> float:

@@ -20,7 +20,7 @@ from mhaprune.hooks.blocks import Unsupported
 from mhaprune.hooks.gating import hooked
 from mhaprune.hooks.pytree import tensors_in
 from mhaprune.measure.outcomes import MAX_DIFFERENCE, all_open, apart, gate_effects, joined
-from mhaprune.proofs.block_by_block import BlockProof, largest, rounding
+from mhaprune.proofs.block_by_block import BlockProof, coarsest, largest, rounding
 from mhaprune.subject import Batch
 from mhaprune.subjects.gated_model import GatedModel
 from mhaprune.surgery.removal import MustKeep
@@ -77,18 +77,18 @@ def prove_gates(
     with shapes.recording(judged, in_batch=False):
         effects_N, again = _effects(judged, first[:1])
     again = again if judged is subject else subject.outputs(first[:1])
-    _check_repeated(again, subject.real_outputs(alone, first[:1]))
+    _check_repeated(again, subject.real_outputs(alone, first[:1]), proof.dtype)
     try:
         for row, single in zip((0, -1), ends, strict=True):
-            _check_row(first, passes[0][0], row, single)
+            _check_row(first, passes[0][0], row, single, proof.dtype)
     except Unsupported:
         for _ in range(3):  # small random numbers may have been about the same twice
-            _check_repeated(subject.outputs(first[:1]), again)
+            _check_repeated(subject.outputs(first[:1]), again, proof.dtype)
         raise
-    beside = _judged_beside(subject, first, passes[0][0], alone)
+    beside = _judged_beside(proof, first, passes[0][0], alone)
     subject = proof.subject = shapes.applied(subject, len(first))
     _check_rows(subject, first, alone)
-    idle, no_gradient = _idle(subject, proof.batches, outputs, effects_N)
+    idle, no_gradient = _idle(proof, outputs, effects_N)
     if len(subject.grid) and len(idle) == len(subject.grid):
         raise Unsupported(
             "model: closing a head changes no output, whichever head it is: a layer after the heads has only zeros, as"
@@ -163,15 +163,14 @@ def _removed(
     return worst, ""
 
 
-def _idle(
-    subject: GatedModel, batches: Sequence[Batch], outputs: Sequence[Tensor], effects_N: Tensor
-) -> tuple[list[HeadId], list[HeadId]]:
+def _idle(proof: BlockProof, outputs: Sequence[Tensor], effects_N: Tensor) -> tuple[list[HeadId], list[HeadId]]:
     """Return the heads that change no output, and those that change outputs without a derivative.
 
     A derivative of about zero is only a sign: it is also zero behind a rounding, a saturated function or a detached
     tensor, and in half precision. So the heads that have none in any batch are closed: all together, then halves of
     those that change something together, down to single heads.
     """
+    subject, batches = proof.subject, proof.batches
     grid, idle, flat = subject.grid, list[HeadId](), list[HeadId]()
     doubtful = _negligible(grid, effects_N)
     for batch in (batches[-1][-1:], *batches):  # first on another example, which is seldom in vain
@@ -189,7 +188,7 @@ def _idle(
             if half := len(heads) // 2:
                 search(heads[:half])
                 search(heads[half:])
-            elif float((after - before).abs().max()) > rounding(before):
+            elif float((after - before).abs().max()) > rounding(before, proof.dtype):
                 flat.append(heads[0])
             return
         idle.extend(heads)
@@ -215,11 +214,11 @@ def _effects(judged: Any, few: Batch) -> tuple[Tensor, Tensor]:
         raise Unsupported(f"model: has no gradients in {precision}, or does not compute in it ({reason})") from None
 
 
-def _check_repeated(outputs: Tensor, again: Tensor) -> None:
+def _check_repeated(outputs: Tensor, again: Tensor, dtype: torch.dtype) -> None:
     """Raise `Unsupported` if two passes over the same example differ."""
     same = outputs.shape == again.shape
     moved = float((outputs - again).abs().max()) if same else float("inf")
-    if moved > 100 * torch.finfo(outputs.dtype).eps * max(1.0, float(outputs.abs().max())):
+    if moved > 100 * coarsest(outputs, dtype) * max(1.0, float(outputs.abs().max())):
         how = f"differ by {moved:.3g}" if same else "return outputs of different sizes"
         raise Unsupported(
             f"model: draws random numbers in evaluation, two passes over the same examples {how}, so scores would be"
@@ -235,39 +234,40 @@ DEPENDS = (
 
 
 @torch.no_grad()
-def check_fullest(subject: GatedModel, batch: Batch, tried: Data) -> None:
+def check_fullest(subject: GatedModel, batch: Batch, tried: Data, dtype: torch.dtype) -> None:
     """Check the first and the last example of a batch, see `_check_row`, if it has more tokens than what was tried."""
     if len(batch) > 1 and int(batch.lengths().sum()) > int(next(tried.batches(len(tried))).lengths().sum()):
         batch = subject.placed(batch)
         output = subject.run_gated(batch)
         for row in (0, len(batch) - 1):
-            _check_row(batch, output, row, subject.run_gated(batch[torch.tensor([row])]))
+            _check_row(batch, output, row, subject.run_gated(batch[torch.tensor([row])]), dtype)
 
 
-def _check_row(batch: Batch, output: Any, row: int, alone: Any) -> None:
+def _check_row(batch: Batch, output: Any, row: int, alone: Any, dtype: torch.dtype) -> None:
     """Raise `Unsupported` if what the model says of the example in this row of a batch is not what it says of the
     example alone: then a limit per batch, or what an earlier example leaves, reaches it."""
     for together, single in zip(tensors_in(output), tensors_in(alone), strict=False):
-        if moved := _moved(batch, together, row, single):
+        if moved := _moved(batch, together, row, single, dtype):
             raise Unsupported(DEPENDS.format(moved=moved, apart="the same example alone"))
 
 
-def _moved(batch: Batch, together: Tensor, row: int, single: Tensor) -> float:
+def _moved(batch: Batch, together: Tensor, row: int, single: Tensor, dtype: torch.dtype) -> float:
     """Return how far a row of a batch is from the example alone, 0 if that is rounding or the rows are no examples."""
     by_row = together.shape[:1] == (len(batch),) and single.shape == (1, *together.shape[1:])
     if not by_row or not together.is_floating_point():
         return 0.0
     moved, finite = apart(together[row][None], single), single.nan_to_num(0.0, 0.0, 0.0)
     # A model in float64 may compute parts in float32.
-    allowed = rounding(finite.float() if finite.dtype == torch.double else finite)
+    allowed = rounding(finite.float() if finite.dtype == torch.double else finite, dtype)
     return 0.0 if moved <= allowed else moved
 
 
-def _judged_beside(subject: GatedModel, batch: Batch, output: Any, alone: Any) -> bool:
+def _judged_beside(proof: BlockProof, batch: Batch, output: Any, alone: Any) -> bool:
     """Return whether the first example of a batch is judged in another way when it is alone, as by a contrastive
     loss."""
-    judged = zip(subject.judge(output, batch), subject.judge(alone, batch[:1]), strict=True)
-    return any(_moved(batch, together, 0, single) for together, single in judged)
+    judge = proof.subject.judge
+    judged = zip(judge(output, batch), judge(alone, batch[:1]), strict=True)
+    return any(_moved(batch, together, 0, single, proof.dtype) for together, single in judged)
 
 
 @torch.enable_grad()

@@ -174,8 +174,8 @@ def understand(
         names, found = (list(each) for each in zip(*left, strict=True))
         subject = subject.changed(names=tuple(names), blocks=tuple(found))
         proved, proof, proven = prove_gates(subject, tried, (alone, last), prove)
-    if prove != "none":
-        check_fullest(proved, Batches.fullest([*splits.values()]), tried)
+    if proof is not None:
+        check_fullest(proved, Batches.fullest([*splits.values()]), tried, proof.dtype)
     if whole is not model and proof is not None:
         check_conversion(whole, subject, proof.batches[0])
     subject, proven = with_removal(proved, proof, proven)

@@ -183,6 +183,26 @@ def test_a_smaller_model_that_ends_in_nan_is_not_proved() -> None:
     assert "none removable: masked and removed differ by nan" in repr(wrapped(Shaped()))
 
 
+class OtherKernel(Classifier):
+    """Without heads it rounds in another way in half precision, as a kernel for other sizes does. It answers in single
+    precision."""
+
+    def judged(self, logits: Tensor, ids: Tensor) -> Tensor:
+        return logits.float() * (1 + 2**-9 * (self.attention[0].out_proj.in_features != 16))
+
+
+def in_half(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return model(**batch)
+
+
+def test_rounding_in_half_precision_is_no_difference_also_of_outputs_in_single() -> None:
+    assert wrapped(OtherKernel()).proven.why_not.startswith("masked and removed differ by 0.00")
+    for heads in (wrapped(OtherKernel().bfloat16()), wrapped(OtherKernel(), call=in_half)):
+        assert not heads.proven.why_not
+        assert heads.prune(keep=0.5, by="magnitude")
+
+
 class NearlyRight(MultiHeadAttention):
     """Attention that depends on how many heads it has, by less than float32 shows in an output."""
 
