@@ -182,9 +182,11 @@ def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -
             if leaf.shape != x.shape:
                 continue
             looks[0] += 1
-            (gradient,) = torch.autograd.grad(x.sum(), leaf, retain_graph=True, allow_unused=True)
+            # Not all ones: uniform attention, or half precision, would make sums of weights 1.
+            weights = torch.linspace(0.5, 1.5, x.numel(), device=x.device).view(x.shape).to(x)
+            (gradient,) = torch.autograd.grad((x * weights).sum(), leaf, retain_graph=True, allow_unused=True)
             itself = x.data_ptr() == out.data_ptr() or torch.equal(x, leaf.to(x.device))  # the first holds also for NaN
-            added = gradient is not None and bool((gradient == 1).all()) and not itself
+            added = gradient is not None and torch.equal(gradient, weights.to(gradient)) and not itself
             if added:
                 order[path] = Map(path, paths[module], calls[module])
             if added or looks[0] == LOOKED_AT:

@@ -12,6 +12,7 @@ from mhaprune.api.wrap import wrap
 from mhaprune.hooks.replay import Map, Replay, find_maps, recorders, walk
 from mhaprune.measure.outcomes import all_open, measure, measure_masks
 from support.classifier import Classifier, batches
+from support.own_layers import Layer, made
 
 
 class InPlace(Classifier):
@@ -148,3 +149,12 @@ def test_only_what_can_be_replayed_is_kept() -> None:
     paths = {module: path for path, module in model.named_modules()}
     intact = [paths[call.module] for call in replay.calls if call.intact]
     assert intact == ["0.norm", "0.first", "0", "1.norm", "1.first", ""]
+
+
+def test_values_that_are_averaged_are_no_sublayer() -> None:
+    """Weights of uniform attention add up to 1 also for each key."""
+    model = made(partial(Layer, heads=1)).double()
+    for layer in model.layers:
+        nn.init.zeros_(layer.W_q.weight)
+    found = find_maps(model, ["layers.0.W_o", "layers.1.W_o"], partial(model, torch.ones(1, 8, dtype=torch.long)))
+    assert found == [Map("layers.0.W_o", "layers.1"), Map("layers.1.W_o", None)]
