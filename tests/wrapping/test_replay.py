@@ -11,8 +11,8 @@ from mhaprune import losses
 from mhaprune.api.wrap import wrap
 from mhaprune.hooks.replay import Map, Replay, find_maps, recorders, walk
 from mhaprune.measure.outcomes import all_open, measure, measure_masks
+from support import own_layers
 from support.classifier import Classifier, batches
-from support.own_layers import Layer, made
 
 
 class InPlace(Classifier):
@@ -153,7 +153,7 @@ def test_only_what_can_be_replayed_is_kept() -> None:
 
 def test_values_that_are_averaged_are_no_sublayer() -> None:
     """Weights of uniform attention add up to 1 also for each key."""
-    model = made(partial(Layer, heads=1)).double()
+    model = own_layers.made(partial(own_layers.Layer, heads=1)).double()
     for layer in model.layers:
         nn.init.zeros_(layer.W_q.weight)
     found = find_maps(model, ["layers.0.W_o", "layers.1.W_o"], partial(model, torch.ones(1, 8, dtype=torch.long)))
