@@ -41,8 +41,9 @@ def load_removal(folder: Path, model: nn.Module | None) -> nn.Module:
     with foreign(f"{folder}: does not fit the model={type(model).__name__}, must be the {name} before any removal"):
         smaller = copied(converted(model)).eval()
         give_shapes(smaller, cut.shapes, cut.attributes)
+        modules = dict(smaller.named_modules())  # and neurons may be named by a map that a parameter was
         for path, heads in cut.heads.items():
-            if path not in cut.attributes:
+            if path in modules and path not in cut.attributes:
                 keep_heads(smaller, path, heads)
         cut.noted(smaller)
         for name, tensor in (*smaller.named_parameters(), *smaller.named_buffers()):

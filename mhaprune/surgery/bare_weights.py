@@ -26,6 +26,7 @@ from mhaprune.surgery.record import Cut
 from mhaprune.surgery.reshaping import freed, surround
 
 MATMULS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm}
+SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
 VIEWS = {
     *("chunk", "split", "view", "reshape", "transpose", "permute", "t", "flatten", "unflatten", "__getitem__"),
     *("unbind", "squeeze", "unsqueeze", "movedim", "swapaxes", "T", "mT"),
@@ -162,6 +163,8 @@ class _Products(TorchFunctionMode):
         }
         self.views: dict[int, tuple[Tensor, nn.Parameter, list[Any]]] = {}
         """By identity: a view of a parameter, this parameter, and the steps that make the view."""
+        self.products: dict[int, tuple[Tensor, Product, Any]] = {}
+        """By identity: what a product is, to which a bias may be added next, the product, and its weight."""
         self.seen: dict[nn.Module, dict[str, list[tuple[Tensor, str, Tensor | None]]]] = {}
         """By layer and parameter: the places of each matrix in the parameter, (O, I), the name of its bias, and the
         places of its numbers, (O,)."""
@@ -178,7 +181,13 @@ class _Products(TorchFunctionMode):
                 self.views[id(each)] = (each, known[1], [*known[2], (func, args[1:], kwargs, n)])
         for product in Product.of(func, args, kwargs):
             if known := self._known(product.weight):
+                self.products[id(out)] = (out, product, known)
                 self._note(product, known[1], known[2])
+        if func in SUMS and len(args) == 2 and not kwargs:
+            for said, bias in (args, args[::-1]):
+                if id(said) in self.products and self._known(bias):
+                    _, product, known = self.products[id(said)]
+                    self._note(product._replace(bias=bias), known[1], known[2])
         return out
 
     def _known(self, x: Any) -> tuple[Tensor, nn.Parameter, list[Any]] | None:
@@ -196,7 +205,12 @@ class _Products(TorchFunctionMode):
             owner, of_bias = self.owners[id(bias[1])]
             if owner is layer and bias[1].dim() == 1:
                 found = (matrix, of_bias, _places(bias[1], bias[2]))
-        self.seen.setdefault(layer, {}).setdefault(name, []).append(found)
+        before = self.seen.setdefault(layer, {}).setdefault(name, [])
+        known = next((n for n, (places, *_) in enumerate(before) if torch.equal(places, matrix)), None)
+        if known is None:
+            before.append(found)
+        elif not before[known][1]:  # the product, whose bias is added now
+            before[known] = found
 
 
 def _places(parameter: Tensor, steps: Sequence[Any] = ()) -> Tensor:

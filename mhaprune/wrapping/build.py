@@ -241,8 +241,11 @@ def _with_blocks(
             break
         before, changed = changed, change(changed, call)
         if changed is not before:
-            with suppress(Exception):  # of a model that may be anybody's; the first one says more
-                found, model = find(changed), changed
+            with suppress(Exception):  # of a model that may be anybody's
+                try:
+                    found, model = find(changed), changed
+                except Unsupported as error:
+                    failed = error
     if found is None:
         assert failed is not None
         raise failed
