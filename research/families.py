@@ -68,6 +68,13 @@ def blinded(model: nn.Module, heads: Heads, gone: Iterable[HeadId], width: int |
     model = copy.deepcopy(model)
     for block, name in zip(heads.subject.blocks, heads.subject.names, strict=True):
         numbers = torch.tensor([head.head for head in gone if head.block == name], dtype=torch.long)
+        if block.out.endswith("_map"):  # a parameter, with a dimension of heads or as in F.linear
+            weight = model.get_parameter(block.out.removesuffix("_map"))
+            if weight.dim() > 2:
+                weight.data.index_fill_(list(weight.shape).index(block.heads), numbers, 0)
+            else:
+                weight.data[:, columns(numbers, weight.shape[1] // block.heads)] = 0
+            continue
         out: Any = model.get_submodule(block.out.replace(".layer.out_proj", ".out_proj"))
         handed = hasattr(heads.subject.model.get_submodule(block.path), "called_maps")
         if handed or isinstance(out, nn.modules.linear.NonDynamicallyQuantizableLinear):  # its weight is read only
