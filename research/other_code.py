@@ -111,6 +111,12 @@ def blinded(model: nn.Module, heads: Heads, gone: Iterable[HeadId], width: int |
         numbers = [head.head for head in gone if head.block == name]
         modules: dict[str, Any] = dict(model.named_modules())
         for path in block.outs:
+            if path.endswith("_map"):  # a parameter, with a dimension of heads
+                weight = model.get_parameter(path.removesuffix("_map"))
+                weight.data.index_fill_(
+                    list(weight.shape).index(block.heads), torch.tensor(numbers, dtype=torch.long), 0
+                )
+                continue
             out = modules.get(path) or modules[path.replace(".layer.out_proj", ".out_proj")]
             K = width or out.weight.shape[1] // block.heads
             columns = [column for h in numbers for column in range(h * K, (h + 1) * K)]

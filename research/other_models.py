@@ -45,6 +45,14 @@ def built(path: str, *arguments: Any, **settings: Any) -> nn.Module:
     return model
 
 
+def hooked(**settings: Any) -> nn.Module:
+    """Return a model of TransformerLens 2."""
+    sizes = {"n_layers": 2, "d_model": D, "n_ctx": 16, "d_head": 8, "n_heads": H, "d_vocab": V, "d_mlp": 2 * D}
+    more: Any = sizes | {"act_fn": "gelu", "dtype": torch.float64} | settings
+    config = of("transformer_lens:HookedTransformerConfig")(**more)
+    return built("transformer_lens:HookedTransformer", config)
+
+
 def ids(length: int = 8) -> Tensor:
     return torch.randint(1, V, (3, length), generator=torch.Generator().manual_seed(1))
 
@@ -702,6 +710,8 @@ OTHERS: dict[str, Other] = {
         lambda: Two(lambda: of("memory_efficient_attention_pytorch:Attention")(dim=D, heads=H, dim_head=8)),
         vectors,
     ),
+    "HookedTransformer": Other("transformer-lens", 8, lambda: hooked(), ids),
+    "HookedTransformer, two key heads": Other("transformer-lens", 8, lambda: hooked(n_key_value_heads=2), ids),
     "h-transformer": Other(
         "h-transformer-1d",
         8,

@@ -26,6 +26,8 @@ from mhaprune.surgery.record import Cut
 from mhaprune.surgery.reshaping import freed, surround
 
 MATMULS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm}
+MAP = "_map"
+"""What the name of a linear module has behind that of its parameter."""
 SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
 VIEWS = {
     *("chunk", "split", "view", "reshape", "transpose", "permute", "t", "flatten", "unflatten", "__getitem__"),
@@ -50,7 +52,7 @@ class Layout(NamedTuple):
     def paths(self, name: str) -> list[str]:
         """Return the names of the linear modules that a parameter of this name becomes. They are others, because while
         the layer runs its own is that of a tensor."""
-        return [f"{name}_map" + f"_{n}" * (len(self.parts) > 1) for n in range(len(self.parts))]
+        return [f"{name}{MAP}" + f"_{n}" * (len(self.parts) > 1) for n in range(len(self.parts))]
 
     def matrix(self, parameter: Tensor) -> Tensor:
         return parameter.permute(self.order).flatten(0, self.outputs - 1).flatten(1)
@@ -203,8 +205,8 @@ class _Products(TorchFunctionMode):
         found: tuple[Tensor, str, Tensor | None] = (matrix, "", None)
         if bias := self._known(product.bias):
             owner, of_bias = self.owners[id(bias[1])]
-            if owner is layer and bias[1].dim() == 1:
-                found = (matrix, of_bias, _places(bias[1], bias[2]))
+            if owner is layer:
+                found = (matrix, of_bias, _places(bias[1], bias[2]).flatten())
         before = self.seen.setdefault(layer, {}).setdefault(name, [])
         known = next((n for n, (places, *_) in enumerate(before) if torch.equal(places, matrix)), None)
         if known is None:
@@ -259,7 +261,9 @@ def with_linear_parameters(model: nn.Module, call: Callable[[nn.Module], object]
     twin = copied(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     for (layer, name), layout in layouts.items():
         bias, copy = _bias_of(noted.seen[layer][name], layout), twin.get_submodule(paths[layer])
-        _make_linear(copy, name, layout, bias if bias in copy._parameters else "")
+        own = copy._parameters.get(bias)  # None if it is that of another weight already
+        fits = own is not None and (own.dim() == 1 or own.dim() == 2 > len(layout.parts))
+        _make_linear(copy, name, layout, bias if fits else "")
     return twin
 
 
@@ -275,7 +279,8 @@ def _make_linear(layer: Any, name: str, layout: Layout, bias: str) -> None:
     """Make one or several linear modules of a parameter of a layer, and of its bias, in place."""
     learned = getattr(layer, name).requires_grad
     weights = layout.matrix(getattr(layer, name).detach()).split(layout.parts)
-    biases = getattr(layer, bias).detach().split(layout.parts) if bias else [None] * len(weights)
+    shape = getattr(layer, bias).shape if bias else ()
+    biases = getattr(layer, bias).detach().flatten().split(layout.parts) if bias else [None] * len(weights)
     for gone in filter(None, (name, bias)):
         delattr(layer, gone)
     for path, weight, own in zip(layout.paths(name), weights, biases, strict=True):
@@ -287,7 +292,7 @@ def _make_linear(layer: Any, name: str, layout: Layout, bias: str) -> None:
     if "linear_parameters" not in vars(layer):
         layer.linear_parameters = {}
         surround(layer, forward_with_linear_parameters)
-    layer.linear_parameters = layer.linear_parameters | {name: (layout, bias)}
+    layer.linear_parameters = layer.linear_parameters | {name: (layout, bias, shape[1:])}
 
 
 def forward_with_linear_parameters(layer: Any, inner: Any, *arguments: Any, **named: Any) -> Any:
@@ -306,14 +311,14 @@ class LinearParameters(TorchFunctionMode):
         self.given: dict[str, Tensor] = {}
         self.maps: dict[tuple[int, torch.Size], tuple[nn.Linear, Tensor]] = {}
         """The modules, by the place in memory and the shape of their weights as they are in `given`."""
-        for name, (layout, bias) in layer.linear_parameters.items():
+        for name, (layout, bias, shape) in layer.linear_parameters.items():
             parts = [layer.get_submodule(path) for path in layout.paths(name)]
             matrix = parts[0].weight if len(parts) == 1 else torch.cat([part.weight for part in parts])
             self.given[name] = layout.parameter(matrix)
             for part, weight in zip(parts, matrix.split([len(each.weight) for each in parts]), strict=True):
                 self.maps[weight.data_ptr(), weight.shape] = (part, weight)
             if bias:  # which the modules add
-                self.given[bias] = matrix.new_zeros(len(matrix))
+                self.given[bias] = matrix.new_zeros(len(matrix)).view(-1, *shape)
 
     def __enter__(self) -> Self:
         vars(self.layer).update(self.given)
@@ -344,11 +349,12 @@ def make_parameters(model: nn.Module) -> None:
     layers: list[tuple[str, Any]] = [each for each in model.named_modules() if "linear_parameters" in vars(each[1])]
     for path, layer in layers:
         made, start = LinearParameters(layer).given, f"{path}." if path else ""
-        for name, (layout, bias) in layer.linear_parameters.items():
+        for name, (layout, bias, tail) in layer.linear_parameters.items():
             parts = [getattr(layer, part) for part in layout.paths(name)]
-            made |= {bias: torch.cat([part.bias for part in parts])} if bias else {}
+            made |= {bias: torch.cat([part.bias for part in parts]).view(-1, *tail)} if bias else {}
+            of_bias = (sum(layout.parts) // prod(tail), *tail)
             gone |= {start + part for part in layout.paths(name)}
-            for each, shape in ((name, layout.shape), *[(bias, (sum(layout.parts),))] * bool(bias)):
+            for each, shape in ((name, layout.shape), *[(bias, of_bias)] * bool(bias)):
                 own = made[each].detach().clone(memory_format=torch.contiguous_format)
                 layer.register_parameter(each, nn.Parameter(own, parts[0].weight.requires_grad))
                 shapes |= {start + each: [*own.shape]} if own.shape != shape else {}

@@ -266,9 +266,10 @@ def _of_groups(
     for name, value in vars(layer).items():
         if type(value) is not int:
             continue
-        if "kv" in name and value == parts:
+        of_part = value * parts == heads and parts_left  # the heads of a part, which may be as many as the parts
+        if "kv" in name and value == parts and not (of_part and "rep" in name):
             now[name] = parts_left
-        elif any(word in name for word in ("rep", "group")) and value * parts == heads and parts_left:
+        elif any(word in name for word in ("rep", "group")) and of_part:
             now[name] = left // parts_left
     return now
 

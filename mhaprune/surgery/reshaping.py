@@ -38,11 +38,15 @@ def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[
 
 def give_shapes(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[str, Mapping[str, Any]]) -> None:
     """Give weights, by the path of their linear module or their own, these smaller shapes, in place. Those of linear
-    modules are not filled."""
+    modules, and parameters, are not filled."""
     tied = ties(model)
     for path, shape in shapes.items():
         owner, _, name = path.rpartition(".")
         module = getattr(model.get_submodule(owner), name)
+        if isinstance(module, nn.Parameter):
+            empty = nn.Parameter(module.new_empty(tuple(shape)), module.requires_grad)
+            setattr(model.get_submodule(owner), name, empty)
+            continue
         if isinstance(module, Tensor):
             dim = next(d for d, size in enumerate(shape) if size != module.shape[d])
             holders = (values for of, values in attributes.items() if path.startswith(f"{of}." if of else ""))

@@ -119,6 +119,21 @@ class Rearranged(ByHead):
         return F.linear(said.transpose(1, 2).flatten(2), weight, self.b_O)
 
 
+class Grouped(Rearranged):
+    """Two heads share keys and values, which have a bias and are repeated by a number of the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_K, self.W_V, self.b_K = drawn(2, WIDTH, K), drawn(2, WIDTH, K), drawn(2, K)
+        self.repeat_kv_heads = 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        k = F.linear(x, self.W_K.permute(0, 2, 1).reshape(-1, WIDTH), self.b_K.reshape(-1))
+        k, v = k.unflatten(-1, (-1, K)).transpose(1, 2), self.made(x, self.W_V)
+        k, v = (torch.repeat_interleave(each, self.repeat_kv_heads, dim=1) for each in (k, v))
+        return self.joined(attend(self.made(x, self.W_Q) + self.b_Q[:, None], k, v))
+
+
 class WidthFirst(ByHead):
     """As in Flax."""
 
@@ -201,7 +216,7 @@ class Gated(Matrices):
 
 
 KINDS = [
-    *(Matrices, OwnLinear, Rearranged, Chunked, StackedOnce, ByFunction, Gated),
+    *(Matrices, OwnLinear, Rearranged, Grouped, Chunked, StackedOnce, ByFunction, Gated),
     *slow(ByEinsum, ByAddmm, ByHead, Broadcast, WidthFirst, Columns, Stacked),
 ]
 
@@ -229,7 +244,7 @@ def test_heads_are_removed_from_parameters_and_the_class_runs_as_it_is_written(k
     assert apart(small, shut(model, kind)) < 1e-12
     assert {*small.state_dict()} == {*before}
     left = sum(each.numel() for each in small.layers[0].parameters())
-    assert left < 0.6 * sum(each.numel() for each in model.layers[0].parameters())
+    assert left < 0.7 * sum(each.numel() for each in model.layers[0].parameters())
     around = {"sizes_of_heads", "called_maps"}  # for literal numbers, and a function that is computed step by step
     assert "forward" not in vars(small.layers[1]) or around & {*vars(small.layers[1])}
     mhaprune.save(small, tmp_path)
