@@ -307,7 +307,8 @@ class Heads(ScoredHeads):
 
     @contextmanager
     def closed(self, mask: Any) -> Iterator[nn.Module]:
-        """Yield your model with the heads of a mask closed in every call; a copy if its attention is of torch.nn.
+        """Yield your model with the heads of a mask closed in every call; a copy if its attention is of torch.nn, or
+        the weights of its layers are parameters or handed to functions.
 
         >>> with heads.closed(["attention.0.1"]) as gated:
         ...     output = gated(**batches[0])

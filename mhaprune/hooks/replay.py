@@ -246,11 +246,12 @@ def _passing(model: nn.Module, each: Map, run: Callable[[], Any]) -> tuple[Tenso
     calls = iter(range(each.call))
     features = features_dim(model.get_submodule(each.path))
 
-    def of_map(module: nn.Module, read: tuple[Any, ...], output: Tensor) -> None:
+    def of_map(module: Any, read: tuple[Any, ...], output: Tensor) -> None:
         x, *scale = read  # our own W_O is told the learned gates
         found["inputs"] = x * scale[0] if scale else x
         if each.reader is None:
-            found["stream"] = output
+            after = module.bias if getattr(module, "bias_added_after", False) else None
+            found["stream"] = output if after is None else output + after
             raise _Enough
 
     def of_reader(module: nn.Module, read: tuple[Any, ...]) -> None:

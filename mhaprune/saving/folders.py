@@ -38,6 +38,7 @@ from mhaprune.settings.ranges import Ge, Within
 from mhaprune.settings.refusals import foreign, quoted
 from mhaprune.storage.seals import checksum_of
 from mhaprune.storage.store import make_folder, write_json
+from mhaprune.surgery.bare_weights import as_written
 from mhaprune.surgery.copying import copied
 from mhaprune.surgery.record import Cut, pretrained_in
 from mhaprune.surgery.removal import COUNTS
@@ -94,6 +95,7 @@ def save_folder(
     refuse_adapter("path", folder)
     if hasattr(model, "merge_and_unload"):
         model = cast("Any", copied(model)).merge_and_unload()
+    model = as_written(model)
     _, part = pretrained_in(model)
     own = any(isinstance(module, TorchAttention | MultiHeadAttention) for module in model.modules())
     within_part = {id(weight) for weight in part.parameters()} if part is not None else set()

@@ -1,8 +1,8 @@
 """Make linear modules of parameters that layers multiply by, as in `x @ self.W_O`, so that hooks see what they read,
 and parameters of these modules again.
 
-While such a layer runs, its attribute is a view of the module's weight. So its code stays as it is, and any other use
-of the weight is right too.
+While such a layer runs, its attributes are views of the module's weight and bias. So its code stays as it is, and any
+other use of them is right too.
 
 Dimensions: I = inputs, O = outputs of a linear map.
 """
@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from mhaprune.hooks.eval_mode import at_rest
 from mhaprune.hooks.functional_linear import calls_begun
+from mhaprune.hooks.pytree import is_linear
 from mhaprune.surgery.copying import copied
 from mhaprune.surgery.record import Cut
 from mhaprune.surgery.reshaping import freed, surround
@@ -159,7 +160,7 @@ class _Products(TorchFunctionMode):
         self.owners = {
             id(parameter): (module, name)
             for module in model.modules()
-            if not type(module).__module__.startswith(("torch.", "mhaprune.")) and type(module).__name__ != "Conv1D"
+            if not (type(module).__module__.startswith(("torch.", "mhaprune.")) or is_linear(module))
             for name, parameter in module.named_parameters(recurse=False)
             if named[id(parameter)] == 1 and parameter.is_floating_point()
         }
@@ -167,9 +168,8 @@ class _Products(TorchFunctionMode):
         """By identity: a view of a parameter, this parameter, and the steps that make the view."""
         self.products: dict[int, tuple[Tensor, Product, Any]] = {}
         """By identity: what a product is, to which a bias may be added next, the product, and its weight."""
-        self.seen: dict[nn.Module, dict[str, list[tuple[Tensor, str, Tensor | None]]]] = {}
-        """By layer and parameter: the places of each matrix in the parameter, (O, I), the name of its bias, and the
-        places of its numbers, (O,)."""
+        self.seen: dict[tuple[nn.Module, str], list[Use]] = {}
+        """By layer and parameter."""
         self.elsewhere: set[tuple[nn.Module, str]] = set()
         """The parameters by which others multiply, while their layer does not run."""
 
@@ -202,17 +202,38 @@ class _Products(TorchFunctionMode):
             self.elsewhere.add((layer, name))
         if matrix is None:
             return
-        found: tuple[Tensor, str, Tensor | None] = (matrix, "", None)
+        use = Use.of(parameter, matrix)
         if bias := self._known(product.bias):
             owner, of_bias = self.owners[id(bias[1])]
-            if owner is layer:
-                found = (matrix, of_bias, _places(bias[1], bias[2]).flatten())
-        before = self.seen.setdefault(layer, {}).setdefault(name, [])
-        known = next((n for n, (places, *_) in enumerate(before) if torch.equal(places, matrix)), None)
-        if known is None:
-            before.append(found)
-        elif not before[known][1]:  # the product, whose bias is added now
-            before[known] = found
+            rows = _places(bias[1], bias[2]).flatten()
+            if owner is layer and torch.equal(rows, torch.arange(use.begin, use.begin + use.rows)):
+                use = use._replace(bias=of_bias)
+        self.seen.setdefault((layer, name), []).append(use)
+
+
+class Use(NamedTuple):
+    """The part of a parameter that is the weight of a map."""
+
+    order: tuple[int, ...]
+    outputs: int
+    """See `Layout`; 0 if no order fits."""
+    begin: int
+    rows: int
+    """The rows of the whole matrix that the map has."""
+    bias: str = ""
+    """The parameter of which these numbers are the bias of the map."""
+
+    @classmethod
+    def of(cls, parameter: Tensor, matrix: Tensor) -> Self:
+        """Return the use of a part with these places in the parameter, (O, I)."""
+        places = _places(parameter)
+        for order in permutations(range(parameter.dim())):
+            for outputs in range(1, parameter.dim()):
+                whole = places.permute(order).flatten(0, outputs - 1).flatten(1)
+                begin = int((whole[:, 0] == matrix[0, 0]).int().argmax())
+                if torch.equal(whole[begin : begin + len(matrix)], matrix):
+                    return cls(order, outputs, begin, len(matrix))
+        return cls((), 0, 0, 0)
 
 
 def _places(parameter: Tensor, steps: Sequence[Any] = ()) -> Tensor:
@@ -224,21 +245,20 @@ def _places(parameter: Tensor, steps: Sequence[Any] = ()) -> Tensor:
     return places
 
 
-def _layout(parameter: Tensor, matrices: Sequence[Tensor]) -> Layout | None:
-    """Return the layout in which these are the places of the weights of maps, one after the other; None if there is
-    none."""
-    places = _places(parameter)
-    for order in permutations(range(parameter.dim())):
-        for outputs in range(1, parameter.dim()):
-            layout = Layout(order, outputs, tuple(parameter.shape[dim] for dim in order), ())
-            whole = layout.matrix(places)
-            rows = {int(at): n for n, at in enumerate(whole[:, 0])}
-            begins = {rows.get(int(each[0, 0]), -1): each for each in matrices}
-            if all(torch.equal(whole[n : n + len(each)], each) for n, each in begins.items() if n >= 0):
-                parts = [len(begins[n]) for n in sorted(begins)]
-                if sorted(begins) == [sum(parts[:n]) for n in range(len(parts))] and sum(parts) == len(whole):
-                    return layout._replace(parts=tuple(parts))
-    return None
+def _layout(parameter: Tensor, uses: Sequence[Use]) -> Layout | None:
+    """Return the layout in which these are maps, one below the other; None if there is none."""
+    parts = {use.begin: use.rows for use in uses}
+    (order, outputs), *others = {(use.order, use.outputs) for use in uses}
+    begins = sorted(parts)
+    follow = begins == [sum(parts[begin] for begin in begins[:n]) for n in range(len(begins))]
+    if (
+        others
+        or not outputs
+        or not follow
+        or prod(parameter.shape[dim] for dim in order[:outputs]) != sum(parts.values())
+    ):
+        return None
+    return Layout(order, outputs, tuple(parameter.shape[dim] for dim in order), tuple(parts[begin] for begin in begins))
 
 
 def with_linear_parameters(model: nn.Module, call: Callable[[nn.Module], object]) -> nn.Module:
@@ -250,48 +270,49 @@ def with_linear_parameters(model: nn.Module, call: Callable[[nn.Module], object]
             call(model)
     layouts = {
         (layer, name): layout
-        for layer, of_layer in noted.seen.items()
-        for name, found in of_layer.items()
+        for (layer, name), uses in noted.seen.items()
         if (layer, name) not in noted.elsewhere
-        if (layout := _layout(getattr(layer, name), [matrix for matrix, *_ in found]))
+        if (layout := _layout(getattr(layer, name), uses))
+        if not any(hasattr(layer, path) for path in layout.paths(name))
     }
     if not layouts:
         return model
     paths = {module: path for path, module in model.named_modules()}
     twin = copied(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     for (layer, name), layout in layouts.items():
-        bias, copy = _bias_of(noted.seen[layer][name], layout), twin.get_submodule(paths[layer])
-        own = copy._parameters.get(bias)  # None if it is that of another weight already
-        fits = own is not None and (own.dim() == 1 or own.dim() == 2 > len(layout.parts))
-        _make_linear(copy, name, layout, bias if fits else "")
+        biases = {use.bias for use in noted.seen[layer, name]} - {""}
+        _make_linear(twin.get_submodule(paths[layer]), name, layout, biases.pop() if len(biases) == 1 else "")
     return twin
 
 
-def _bias_of(found: Sequence[tuple[Tensor, str, Tensor | None]], layout: Layout) -> str:
-    """Return the name of the bias of these maps if it has a number for each row, in their order; else an empty text."""
-    names = {name for _, name, _ in found}
-    by_row = {int(matrix[0, 0]): places for matrix, _, places in found if places is not None}
-    whole = torch.cat([by_row[row] for row in sorted(by_row)]) if by_row else torch.empty(0)
-    return names.pop() if len(names) == 1 and torch.equal(whole, torch.arange(sum(layout.parts))) else ""
+class BareMap(nn.Linear):
+    """A linear map whose bias the layer adds itself. It is held here, so that it is cut with the rows of the weight."""
+
+    bias_added_after = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
 
 
 def _make_linear(layer: Any, name: str, layout: Layout, bias: str) -> None:
     """Make one or several linear modules of a parameter of a layer, and of its bias, in place."""
-    learned = getattr(layer, name).requires_grad
-    weights = layout.matrix(getattr(layer, name).detach()).split(layout.parts)
-    shape = getattr(layer, bias).shape if bias else ()
-    biases = getattr(layer, bias).detach().flatten().split(layout.parts) if bias else [None] * len(weights)
+    if "linear_parameters" not in vars(layer):
+        layer.linear_parameters, layer.own_parameters = {}, [*layer._parameters]
+        surround(layer, forward_with_linear_parameters)
+    own = layer._parameters.get(bias)  # None if it is that of another weight already
+    if own is None or own.numel() != sum(layout.parts) or (own.dim() > 1 and own.dim() + len(layout.parts) > 3):
+        bias, own = "", None
+    weight, shape = getattr(layer, name), () if own is None else own.shape
+    biases = [None] * len(layout.parts) if own is None else own.detach().flatten().split(layout.parts)
     for gone in filter(None, (name, bias)):
         delattr(layer, gone)
-    for path, weight, own in zip(layout.paths(name), weights, biases, strict=True):
-        made = nn.Linear(weight.shape[1], len(weight), own is not None, device="meta").train(layer.training)
-        made.weight = nn.Parameter(weight.clone(), learned)
-        if own is not None:
-            made.bias = nn.Parameter(own.clone(), learned)
+    matrices = layout.matrix(weight.detach()).split(layout.parts)
+    for path, matrix, numbers in zip(layout.paths(name), matrices, biases, strict=True):
+        made = BareMap(matrix.shape[1], len(matrix), own is not None, device="meta").train(layer.training)
+        made.weight = nn.Parameter(matrix, weight.requires_grad)
+        if own is not None and numbers is not None:
+            made.bias = nn.Parameter(numbers, own.requires_grad)
         layer.add_module(path, made)
-    if "linear_parameters" not in vars(layer):
-        layer.linear_parameters = {}
-        surround(layer, forward_with_linear_parameters)
     layer.linear_parameters = layer.linear_parameters | {name: (layout, bias, shape[1:])}
 
 
@@ -311,14 +332,14 @@ class LinearParameters(TorchFunctionMode):
         self.given: dict[str, Tensor] = {}
         self.maps: dict[tuple[int, torch.Size], tuple[nn.Linear, Tensor]] = {}
         """The modules, by the place in memory and the shape of their weights as they are in `given`."""
-        for name, (layout, bias, shape) in layer.linear_parameters.items():
+        for name, (layout, bias, tail) in layer.linear_parameters.items():
             parts = [layer.get_submodule(path) for path in layout.paths(name)]
-            matrix = parts[0].weight if len(parts) == 1 else torch.cat([part.weight for part in parts])
+            matrix = _joined([part.weight for part in parts])
             self.given[name] = layout.parameter(matrix)
             for part, weight in zip(parts, matrix.split([len(each.weight) for each in parts]), strict=True):
                 self.maps[weight.data_ptr(), weight.shape] = (part, weight)
-            if bias:  # which the modules add
-                self.given[bias] = matrix.new_zeros(len(matrix)).view(-1, *shape)
+            if bias:
+                self.given[bias] = _joined([part.bias for part in parts]).view(-1, *tail)
 
     def __enter__(self) -> Self:
         vars(self.layer).update(self.given)
@@ -342,6 +363,10 @@ class LinearParameters(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([*parts])
+
+
 def make_parameters(model: nn.Module) -> None:
     """Make parameters of the linear modules again, in place, with the shapes that a removal left. Then the layers run
     as they are written. One that has lost all its heads keeps one, for which W_O is zero; training may change that."""
@@ -350,17 +375,19 @@ def make_parameters(model: nn.Module) -> None:
     for path, layer in layers:
         made, start = LinearParameters(layer).given, f"{path}." if path else ""
         for name, (layout, bias, tail) in layer.linear_parameters.items():
-            parts = [getattr(layer, part) for part in layout.paths(name)]
-            made |= {bias: torch.cat([part.bias for part in parts]).view(-1, *tail)} if bias else {}
-            of_bias = (sum(layout.parts) // prod(tail), *tail)
-            gone |= {start + part for part in layout.paths(name)}
-            for each, shape in ((name, layout.shape), *[(bias, of_bias)] * bool(bias)):
+            part = getattr(layer, layout.paths(name)[0])
+            before = {name: layout.shape, bias: (sum(layout.parts) // prod(tail), *tail)}
+            learned = {name: part.weight.requires_grad, bias: bool(bias) and part.bias.requires_grad}
+            for each in filter(None, before):
                 own = made[each].detach().clone(memory_format=torch.contiguous_format)
-                layer.register_parameter(each, nn.Parameter(own, parts[0].weight.requires_grad))
-                shapes |= {start + each: [*own.shape]} if own.shape != shape else {}
-            for part in layout.paths(name):
-                delattr(layer, part)
-        del layer.linear_parameters
+                layer.register_parameter(each, nn.Parameter(own, learned[each]))
+                shapes |= {start + each: [*own.shape]} if own.shape != before[each] else {}
+            for inside in layout.paths(name):
+                gone.add(start + inside)
+                delattr(layer, inside)
+        for name in layer.own_parameters:  # in the order of before
+            layer._parameters[name] = layer._parameters.pop(name)
+        del layer.linear_parameters, layer.own_parameters
         freed(layer, forward_with_linear_parameters)
     Cut.reshaped(model, gone, shapes)
 
@@ -369,6 +396,6 @@ def as_written(model: nn.Module) -> nn.Module:
     """Return a copy for `make_parameters`, or the model itself if nothing was made linear."""
     if not any("linear_parameters" in vars(each) for each in model.modules()):
         return model
-    twin = copied(model)
+    twin = copied(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     make_parameters(twin)
     return twin

@@ -56,6 +56,8 @@ class ModelWithData:
     """The paths of the attention layers in which no head was found."""
     weights: tuple[int, ...] = ()
     """The weights that were proved, as `weight_sums`."""
+    given: tuple[nn.Module, tuple[int, ...]] | None = None
+    """The user's model, if another one was proved, and its weights."""
     proof: BlockProof | None = None
     """The proof of a removal with its recorded inputs, if these are small."""
 
@@ -100,7 +102,8 @@ class ModelWithData:
 
     def check_unchanged(self) -> None:
         """Raise ValueError if the weights are no longer those that were proved."""
-        if self.weights and weight_sums(self.subject.model) != self.weights:
+        watched = [(self.subject.model, self.weights), *([] if self.given is None else [self.given])]
+        if any(weights and weight_sums(model) != weights for model, weights in watched):
             raise ValueError(
                 "model: its weights have changed since wrap, so that scores and proofs are not of this model; wrap it"
                 " again"
@@ -177,7 +180,7 @@ def understand(
     if proof is not None:
         check_fullest(proved, Batches.fullest([*splits.values()]), tried, proof.dtype)
     if whole is not model and proof is not None:
-        check_conversion(whole, subject, proof.batches[0])
+        check_conversion(whole, subject, proof.batches[0], proof.dtype)
     subject, proven = with_removal(proved, proof, proven)
     facts = {"without_effect": proven.without_effect, "without_gradient": proven.without_gradient}
     sets = {name: frozenset(heads) for name, heads in facts.items()}
@@ -185,7 +188,8 @@ def understand(
     data = Splits(**splits, proof=tried)
     weights = sums if whole is model else weight_sums(model)
     kept_proof = small(proof) if prove == "blocks" else None
-    return ModelWithData(subject, data, name_of(quality), proven, seed, not_seen, weights, kept_proof)
+    of_user = None if whole is model else (whole, sums)
+    return ModelWithData(subject, data, name_of(quality), proven, seed, not_seen, weights, of_user, kept_proof)
 
 
 def small(proof: BlockProof | None) -> BlockProof | None:
@@ -239,9 +243,9 @@ def _with_blocks(
     for change in CHANGES:
         if found is not None and not (always or found[2] or any(block.why_not for block in found[0])):
             break
-        before, changed = changed, change(changed, call)
-        if changed is not before:
-            with suppress(Exception):  # of a model that may be anybody's
+        with suppress(Exception):  # of a model that may be anybody's
+            before, changed = changed, change(changed, call)
+            if changed is not before:
                 try:
                     found, model = find(changed), changed
                 except Unsupported as error:

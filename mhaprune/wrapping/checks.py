@@ -11,6 +11,7 @@ from mhaprune.hooks.eval_mode import at_rest
 from mhaprune.hooks.pytree import tensors_in
 from mhaprune.measure.outcomes import Diverged, apart, check_weights_finite, weight_sums
 from mhaprune.subjects.batches import Batches
+from mhaprune.surgery.torch_attention import TorchAttention
 from mhaprune.wrapping.wrapped_model import WrappedModel
 
 
@@ -82,17 +83,21 @@ def check_buffers(model: nn.Module, call: Callable[[], Any]) -> None:
             )
 
 
-def check_conversion(whole: nn.Module, subject: WrappedModel, batch: Batches) -> None:
+def check_conversion(whole: nn.Module, subject: WrappedModel, batch: Batches, dtype: torch.dtype) -> None:
     """Raise `Unsupported` if the model that the user gave judges a batch differently than its copy with attention of
-    ours: then the numbers would be those of another function."""
+    ours, or with linear modules: then the numbers would be those of another function. `dtype` is the coarsest precision
+    in which the model computes."""
     with torch.no_grad(), at_rest(whole):
         own = subject.judge(subject.run(whole, batch.arguments()), batch)
         ours = subject.judge(subject.run_gated(batch), batch)
-    tolerance = max(1e-3, torch.finfo(subject.dtype).eps ** 0.5)
+    tolerance = max(1e-3, torch.finfo(dtype).eps ** 0.5)
     for before, after in zip(own, ours, strict=True):
         if not (moved := apart(before, after)) <= tolerance * max(1.0, float(before.nan_to_num(0, 0, 0).abs().max())):
+            differently = f"model: an example is judged differently ({moved:.3g} apart) if its"
+            if not any(isinstance(part, TorchAttention) for part in subject.model.modules()):
+                raise Unsupported(f"{differently} weights are called as linear modules; make them nn.Linear")
             raise Unsupported(
-                f"model: an example is judged differently ({moved:.3g} apart) if its nn.MultiheadAttention is computed"
-                " step by step: without gradients, nn.TransformerEncoder makes padding 0 (nested tensors), and the loss"
-                " reads it; build it with enable_nested_tensor=False, or leave padding out of the loss"
+                f"{differently} nn.MultiheadAttention is computed step by step: without gradients,"
+                " nn.TransformerEncoder makes padding 0 (nested tensors), and the loss reads it; build it with"
+                " enable_nested_tensor=False, or leave padding out of the loss"
             )

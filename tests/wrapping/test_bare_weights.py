@@ -215,9 +215,60 @@ class Gated(Matrices):
         return self.times(said.transpose(1, 2).flatten(2), self.Wo)
 
 
+class Unbound(Chunked):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = drawn(3, WIDTH, WIDTH)
+
+    def three(self, x: Tensor) -> Sequence[Tensor]:
+        return [x @ w for w in self.w.unbind()]
+
+
+class Reversed(Chunked):
+    """The biases do not stand in the order of the weights."""
+
+    def three(self, x: Tensor) -> Sequence[Tensor]:
+        return [F.linear(x, w, b) for w, b in zip(self.w.chunk(3), self.b.chunk(3)[::-1], strict=True)]
+
+
+class BiasAgain(nn.Module):
+    """Biases that are used elsewhere too, and twice."""
+
+    out = "o"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (drawn(WIDTH, WIDTH) for _ in range(4))
+        self.b, self.c = drawn(WIDTH), drawn(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = F.linear(x, self.q, self.c), F.linear(x, self.k), F.linear(x, self.v, self.c)
+        said = attend(*(each.unflatten(-1, (-1, K)).transpose(1, 2) for each in (q, k, v))).transpose(1, 2).flatten(2)
+        return F.linear(said, self.o, 2 * self.b) + F.linear(said, self.o, self.b) + self.b.tanh()
+
+
+class Mixed(nn.Module):
+    """A linear module reads what parameters have made, beside one of another class."""
+
+    out = "o.weight"
+
+    class Own(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.weight) + self.bias
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.k, self.o = drawn(2, WIDTH, WIDTH), self.Own(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = x @ self.w[0], self.k(x), x @ self.w[1]
+        said = attend(*(each.unflatten(-1, (-1, K)).transpose(1, 2) for each in (q, k, v)))
+        return self.o(said.transpose(1, 2).flatten(2))
+
+
 KINDS = [
-    *(Matrices, OwnLinear, Rearranged, Grouped, Chunked, StackedOnce, ByFunction, Gated),
-    *slow(ByEinsum, ByAddmm, ByHead, Broadcast, WidthFirst, Columns, Stacked),
+    *(Matrices, OwnLinear, Rearranged, Grouped, Chunked, BiasAgain, StackedOnce, ByFunction, Gated),
+    *slow(ByEinsum, ByAddmm, ByHead, Broadcast, WidthFirst, Columns, Stacked, Unbound, Reversed, Mixed),
 ]
 
 
@@ -227,7 +278,9 @@ def shut(model: nn.Module, kind: Any, gone: Mapping[int, Sequence[int]] = GONE) 
     for layer, heads in gone.items():
         weight: Any = model.get_parameter(f"layers.{layer}.{kind.out}")
         by_input = weight.detach().flatten(0, 1) if weight.dim() == 3 else weight.detach()
-        by_input = by_input.T if kind in (OwnLinear, ByFunction) or issubclass(kind, Chunked) else by_input
+        by_input = (
+            by_input.T if kind in (OwnLinear, Mixed, ByFunction, BiasAgain) or issubclass(kind, Chunked) else by_input
+        )
         for h in heads:
             by_input[h * K : (h + 1) * K] = 0
     return model
@@ -242,7 +295,7 @@ def test_heads_are_removed_from_parameters_and_the_class_runs_as_it_is_written(k
     assert heads.proven.difference < 1e-12
     small: Any = heads.prune(mask=GONE)
     assert apart(small, shut(model, kind)) < 1e-12
-    assert {*small.state_dict()} == {*before}
+    assert [*small.state_dict()] == [*before], "an optimiser's state is by place"
     left = sum(each.numel() for each in small.layers[0].parameters())
     assert left < 0.7 * sum(each.numel() for each in model.layers[0].parameters())
     around = {"sizes_of_heads", "called_maps"}  # for literal numbers, and a function that is computed step by step
@@ -368,6 +421,66 @@ def test_a_weight_that_is_used_while_its_layer_does_not_run_stays() -> None:
 
 def test_frozen_weights_stay_frozen() -> None:
     model: Any = made(Chunked)
-    model.layers[0].w.requires_grad_(False)
-    small: Any = wrapped(model).prune(mask=GONE)
-    assert [each.requires_grad for layer in small.layers for each in (layer.w, layer.o)] == [False, True, True, True]
+    for frozen in (model.layers[0].w, model.layers[1].b):
+        frozen.requires_grad_(False)
+    heads = wrapped(model)
+    maps: Any = heads.subject.model
+    for n, (weight, bias) in enumerate([(False, True), (True, False)]):
+        made_of = maps.layers[n].w_map_0
+        assert (made_of.weight.requires_grad, made_of.bias.requires_grad) == (weight, bias)
+    small: Any = heads.prune(mask=GONE)
+    assert [[each.requires_grad for each in (layer.w, layer.b, layer.o)] for layer in small.layers] == [
+        [False, True, True],
+        [True, False, True],
+    ]
+
+
+@pytest.mark.parametrize("kind", [Matrices, ByHead])
+def test_weights_that_changed_after_wrap_are_noticed(kind: Any) -> None:
+    model: Any = made(kind)
+    heads = wrapped(model)
+    with torch.no_grad():
+        next(iter(model.layers[0].parameters())).add_(1)
+    with pytest.raises(ValueError, match="its weights have changed since wrap"):
+        heads.prune(mask=GONE)
+
+
+def test_a_name_that_is_taken_leaves_a_parameter_as_it_is() -> None:
+    model: Any = made(Matrices)
+    for layer in model.layers:
+        layer.register_buffer("Wq_map", torch.ones(1))
+    assert repr(wrapped(model)) == "8 heads in 2 blocks, all with an effect, all removable"
+
+
+class Apart(ByHead):
+    """Each head has a map of its own, and what they say is added."""
+
+    def joined(self, said: Tensor) -> Tensor:
+        return (said @ self.W_O).sum(dim=1)
+
+
+def test_maps_of_single_heads_are_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match="its heads are mixed before") as refused:
+        wrapped(made(Apart))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_refit_without_a_stream_keeps_the_bias() -> None:
+    class Alone(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.embed(x)
+            for layer in self.layers:
+                y = layer(y)
+            return self.end(y.mean(1))
+
+    class Biased(Chunked):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c = nn.Parameter(3 + torch.randn(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.c
+
+    model = made(Biased, Alone)
+    plain, fitted = (wrapped(model).prune(mask=GONE, refit=refit) for refit in (False, True))
+    assert apart(fitted, model) < apart(plain, model)
