@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from mhaprune.data import Data
 from mhaprune.measure.outcomes import all_open
-from mhaprune.settings.ranges import Gt
+from mhaprune.settings.ranges import Ge, Gt
 from mhaprune.subject import Batch, Subject
 from mhaprune_literature.gate_training import TrainedGates
 
@@ -21,15 +21,18 @@ HALVINGS = 60
 class Mattr(TrainedGates):
     """The logit of the head after a training for all sizes at once (MAttr, arXiv 2609.25518).
 
-    In each step, every example keeps another number k of heads, drawn from 1 to N - 1. Their gates are σ((a - t) / τ)
-    with the threshold t for which they add up to k. A head that is not open outputs what it does on the corrupt
-    counterpart. What is made small is |ℓ - ℓ₀|, where ℓ₀ is the loss with all heads.
+    In each step, every example keeps a number k of heads of its own, drawn from 1 to N - 1. The gates are
+    σ((a - t) / τ), with the threshold t for which they add up to k. A head that is not open outputs what it does on the
+    corrupt counterpart. What is made small is |ℓ - ℓ₀|, where ℓ₀ is the loss with all heads.
 
     The paper compares outputs. Here losses are compared, since every subject shows its own; and the temperature τ falls
     log-linearly, as that of `subset` does.
     """
 
-    steps: int = 500
+    draws_by_head: ClassVar[bool] = False
+
+    steps: Annotated[int, Ge(1)] = 500
+    """Number of optimiser steps."""
     replace: Literal["corrupt", "zero"] = "corrupt"
     """What a head that is not open outputs: what it does on the corrupt counterpart, or zeros."""
     start_temperature: Annotated[float, Gt(0)] = 1.0
@@ -63,7 +66,9 @@ class Mattr(TrainedGates):
 
 def gates_of_sum(logits_BN: Tensor, sum_B: Tensor, temperature: float) -> Tensor:
     """Return gates (B, N), σ((a - t) / temperature), with the threshold t of each row for which they have this sum. Its
-    derivative is that of the equation which defines it."""
+    derivative is that of the equation which defines it. The logits must be of float64."""
+    if not logits_BN.numel():
+        return logits_BN
     with torch.no_grad():
         low_B1 = logits_BN.amin(dim=1, keepdim=True) - 50 * temperature
         high_B1 = logits_BN.amax(dim=1, keepdim=True) + 50 * temperature

@@ -48,6 +48,21 @@ def test_gates_have_the_sum_that_is_wanted_and_its_derivative() -> None:
         assert torch.autograd.gradcheck(lambda x, t=temperature: gates_of_sum(x, sums, t), logits)
 
 
+def test_thresholds_are_found_far_from_the_logits() -> None:
+    for total in (1, 4999):
+        gates = gates_of_sum(torch.zeros(1, 5000, dtype=torch.double), torch.tensor([total]), 0.5)
+        torch.testing.assert_close(gates.sum(), torch.tensor(total).double())
+
+
+def test_the_temperature_falls_log_linearly() -> None:
+    scorer, draw = Mattr(start_temperature=2.0, end_temperature=0.02), torch.Generator()
+    logits = torch.linspace(-1, 1, 9, dtype=torch.double)
+    for share, temperature in ((0, 2.0), (0.5, 0.2), (1, 0.02)):
+        found = scorer.sample(logits, 64, share, draw.manual_seed(0))
+        expected = gates_of_sum(logits.expand(64, -1), found.sum(dim=1).round(), temperature)
+        torch.testing.assert_close(found, expected)
+
+
 def test_heads_that_are_not_open_output_what_they_do_on_the_counterpart(model: Seq2Seq, splits: Splits) -> None:
     """Where both are the same, no head matters."""
 
