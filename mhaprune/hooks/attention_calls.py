@@ -47,7 +47,7 @@ class AttentionCalls(TorchFunctionMode):
             return self.through(lambda q, k, v: func(q, k, v, **given), query, key, value, given)
         if (factors := Factors.of(func, args, kwargs)) is None:
             return func(*args, **kwargs)
-        for swapped in () if factors.added or not self.products else (False, True):
+        for swapped in () if factors.added is not None or not self.products else (False, True):
             weights, value, back = factors.arranged("first", swapped)
             if (size := _size(weights.shape)) in self.products and (options := _weights(weights)):
                 return back(self._weighted(weights, value, options, *self.products[size])).contiguous()

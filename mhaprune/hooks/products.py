@@ -1,4 +1,4 @@
-"""Products of two stacks of matrices in one form, whatever function computes them.
+"""Products of two matrices, or stacks of them, in one form, whatever function computes them.
 
 Dimensions: T = rows, D = what is summed over, U = columns; any further dimensions lead.
 """
@@ -11,12 +11,12 @@ from string import ascii_letters
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-MATMUL = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
-BMM = (torch.bmm, Tensor.bmm)
-BADDBMM = (torch.baddbmm, Tensor.baddbmm)
-"""Products that are added to something else."""
+MATMUL = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm)
+ADDED = (torch.baddbmm, Tensor.baddbmm, torch.addmm, Tensor.addmm)
+"""Products that are added to something else, their first argument."""
 
 
 class Product(NamedTuple):
@@ -37,26 +37,31 @@ class Factors:
     other: Tensor
     letters: tuple[str, str, str]
     """Those of `one`, of `other`, and of their product."""
-    added: bool = False
-    """True if the product is added to something else."""
+    added: Tensor | None = None
+    """What the product is added to."""
 
     @classmethod
-    def of(cls, function: Any, arguments: Sequence[Any], named: dict[str, Any]) -> Factors | None:
-        """Return the factors of a call of a function; None if it is no product of two stacks of matrices."""
+    def of(cls, function: Any, arguments: Sequence[Any], named: dict[str, Any], least: int = 3) -> Factors | None:
+        """Return the factors of a call of a function; None if it is no product of two that have at least so many
+        dimensions: 3 for stacks of matrices, 2 for matrices too."""
         if function is torch.einsum:
             equation, *factors = arguments
             factors = [*factors[0]] if len(factors) == 1 and isinstance(factors[0], list | tuple) else factors
             letters = _letters(equation, [x.dim() for x in factors]) if isinstance(equation, str) else None
             return cls(factors[0], factors[1], letters) if letters else None
-        if function not in MATMUL and function not in BMM and function not in BADDBMM:
+        if function is F.linear and least == 2:
+            x, weight, *bias = [*arguments, *(named[name] for name in ("input", "weight", "bias") if name in named)]
+            lead = ascii_letters[: x.dim() - 1]
+            return cls(x, weight, (f"{lead}Y", "ZY", f"{lead}Z"), bias[0] if bias else None)
+        if function not in MATMUL and function not in ADDED:
             return None
         given = [*arguments, *(named[name] for name in ("mat2", "other", "batch1", "batch2") if name in named)]
         one, other = given[-2:] if len(given) > 1 else (None, None)
-        if not (isinstance(one, Tensor) and isinstance(other, Tensor) and min(one.dim(), other.dim()) > 2):
+        if not (isinstance(one, Tensor) and isinstance(other, Tensor) and min(one.dim(), other.dim()) >= least):
             return None
         lead = ascii_letters[: max(one.dim(), other.dim()) - 2]
         mine, theirs = (lead[len(lead) - x.dim() + 2 :] for x in (one, other))
-        return cls(one, other, (f"{mine}XY", f"{theirs}YZ", f"{lead}XZ"), function in BADDBMM)
+        return cls(one, other, (f"{mine}XY", f"{theirs}YZ", f"{lead}XZ"), given[0] if function in ADDED else None)
 
     def arranged(self, weights: str, swapped: bool = False) -> Product:
         """Return the product with the factors in their order, or `swapped`: transposed.

@@ -21,12 +21,12 @@ from torch.overrides import TorchFunctionMode
 
 from mhaprune.hooks.eval_mode import at_rest
 from mhaprune.hooks.functional_linear import calls_begun
+from mhaprune.hooks.products import Factors
 from mhaprune.hooks.pytree import is_linear
 from mhaprune.surgery.copying import copied
 from mhaprune.surgery.record import Cut
 from mhaprune.surgery.reshaping import freed, surround
 
-MATMULS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm}
 MAP = "_map"
 """What the name of a linear module has behind that of its parameter."""
 SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
@@ -80,7 +80,7 @@ def _fitted(sizes: Sequence[int], total: int, parts: int = 1) -> list[int]:
 
 
 class Product(NamedTuple):
-    """A product of a tensor and a weight, in the letters of `torch.einsum`; the tensor may begin with three dots."""
+    """A product of a tensor and a weight, with a letter for each dimension, see `Factors`."""
 
     x: Tensor
     weight: Tensor
@@ -91,29 +91,21 @@ class Product(NamedTuple):
 
     @classmethod
     def of(cls, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Self]:
-        """Return the product that a function of torch is; twice if either factor may be the weight."""
-        if func is F.linear:
-            given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-            return [cls(given["input"], given["weight"], given.get("bias"), "...i", "oi", "...o")]
-        if func in (torch.addmm, Tensor.addmm) and len(args) == 3 and not kwargs:
-            return [cls(args[1], args[2], args[0], "...i", "io", "...o")]
-        if func in MATMULS and len(args) == 2 and all(isinstance(each, Tensor) for each in args):
-            return cls._of_matmul(*args)
-        if func is torch.einsum and isinstance(args[0], str) and "->" in args[0]:
-            factors = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
-            terms, _, result = args[0].replace(" ", "").partition("->")
-            of_a, _, of_b = terms.partition(",")
-            if len(factors) == 2:
-                a, b = factors
-                return [cls(a, b, None, of_a, of_b, result), cls(b, a, None, of_b, of_a, result)]
-        return []
+        """Return the product that a function of torch is, with either factor as the weight."""
+        factors = Factors.of(func, args, kwargs, least=2)
+        if factors is None or {"alpha", "beta"} & kwargs.keys():  # of `torch.addmm`
+            return []
+        (of_one, of_other, result), one, other = factors.letters, factors.one, factors.other
+        return [
+            cls._of(one, other, factors.added, of_one, of_other, result),
+            cls._of(other, one, factors.added, of_other, of_one, result),
+        ]
 
     @classmethod
-    def _of_matmul(cls, x: Tensor, weight: Tensor) -> list[Self]:
-        if weight.dim() == 2:
-            return [cls(x, weight, None, "...i", "io", "...o")]
-        by_head = weight.dim() == 3 and x.dim() == 4 and x.shape[1] == 1
-        return [cls(x.squeeze(1), weight, None, "bti", "hio", "bhto")] if by_head else []
+    def _of(cls, x: Tensor, weight: Tensor, bias: Any, of_x: str, of_weight: str, result: str) -> Self:
+        single = [n for n, each in enumerate(of_x) if x.shape[n] == 1 and each in of_weight and each in result]
+        left = "".join(each for n, each in enumerate(of_x) if n not in single)  # the weight alone has these dimensions
+        return cls(x.squeeze(single) if single else x, weight, bias, left, of_weight, result)
 
     @property
     def inputs(self) -> str:
@@ -130,23 +122,18 @@ class Product(NamedTuple):
     def matrix(self, weight: Tensor) -> Tensor | None:
         """Return a weight as (O, I); None if the product is no linear map of all its inputs, as if each head has a map
         of its own."""
-        inputs, outputs, result = self.inputs, self.outputs, self.of_result
-        first = all("." not in each.lstrip(".") for each in (self.of_x, result))
-        whole = sorted(result) == sorted(self.kept + outputs) and sorted(outputs + inputs) == sorted(self.of_weight)
-        if not (inputs and outputs and first and whole) or weight.dim() != len(self.of_weight):
+        order, count = self.outputs + self.inputs, len(self.outputs)
+        if not 0 < count < len(order) == len(self.of_weight):
             return None
-        dims = [self.of_weight.index(each) for each in outputs + inputs]
-        return weight.permute(dims).flatten(0, len(outputs) - 1).flatten(1)
+        dims = [self.of_weight.index(each) for each in order]
+        return weight.permute(dims).flatten(0, count - 1).flatten(1)
 
     def by(self, module: nn.Module) -> Tensor:
         """Return the result, computed by a linear module."""
-        count = len(self.inputs)
-        at = [self.of_x.index(each) - len(self.of_x) for each in self.inputs]
-        said: Tensor = module(self.x.movedim(at, [*range(-count, 0)]).flatten(-count))
+        x = self.x.permute([self.of_x.index(each) for each in self.kept + self.inputs])
+        said: Tensor = module(x.flatten(-len(self.inputs)))
         said = said.unflatten(-1, [self.weight.shape[self.of_weight.index(each)] for each in self.outputs])
-        letters = (self.kept + self.outputs).replace(".", "")
-        to = [self.of_result.index(each) - len(self.of_result) for each in letters]
-        return said.movedim([*range(-len(letters), 0)], to)
+        return said.permute([(self.kept + self.outputs).index(each) for each in self.of_result])
 
 
 class _Products(TorchFunctionMode):

@@ -71,6 +71,19 @@ def test_every_head_stands_at_its_cost_and_its_rank_by_another_score() -> None:
     assert "nan" not in text_of(equal)
 
 
+@pytest.mark.parametrize("largest", [0.04, 0.9, 50.0])
+def test_the_costs_of_heads_have_several_numbers_beside_them(largest: float) -> None:
+    tables = all_tables()
+    heads, costs = tables["heads"].copy(), tables["heads"]["scorer"] == "ablation"
+    heads.loc[costs, "score"], heads.loc[costs, "stderr"] = [0.0024, 0.003, 0.005, largest], 1e-5
+    (plot,) = draw((agreement,), tables | {"heads": heads})
+    axis = plot.figure.axes[0].yaxis
+    low, high = axis.get_view_interval()
+    shown = [place for place in axis.get_majorticklocs() if low <= place <= high]
+    assert 0 in shown
+    assert 3 <= len(shown) <= 9
+
+
 def test_speed_is_drawn_against_heads_removed_and_neither_mark_nor_noise_is_cut() -> None:
     tables = all_tables()
     noisy = tables["latency"].assign(speedup_q1=0.7, speedup_q3=9.0)

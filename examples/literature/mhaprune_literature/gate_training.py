@@ -98,6 +98,27 @@ class TrainedGates(Scorer):
 
 
 @dataclass(frozen=True)
+class Cooled(Scorer):
+    """A scorer whose gates come closer to 0 and 1 as a temperature falls, log-linearly."""
+
+    start_temperature: Annotated[float, Gt(0)] = 1.0
+    """The temperature at the first step."""
+    end_temperature: Annotated[float, Gt(0)] = 0.1
+    """The temperature at the last step. The lower it is, the closer the gates are to 0 and 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.end_temperature > self.start_temperature:
+            raise ValueError(
+                f"end_temperature={self.end_temperature}: must be at most start_temperature={self.start_temperature}"
+            )
+
+    def temperature(self, share: float) -> float:
+        """Return the temperature when this share of the training is finished."""
+        return float(self.start_temperature ** (1 - share) * self.end_temperature**share)
+
+
+@dataclass(frozen=True)
 class GatesOfSize(TrainedGates, Budgeted):
     """A scorer that trains gates for one number of heads that stay."""
 

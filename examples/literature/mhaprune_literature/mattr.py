@@ -9,16 +9,16 @@ from torch import Tensor
 
 from mhaprune.data import Data
 from mhaprune.measure.outcomes import all_open
-from mhaprune.settings.ranges import Ge, Gt
+from mhaprune.settings.ranges import Ge
 from mhaprune.subject import Batch, Subject
-from mhaprune_literature.gate_training import TrainedGates
+from mhaprune_literature.gate_training import Cooled, TrainedGates
 
 HALVINGS = 60
 """The halvings by which a threshold is found: enough for float64."""
 
 
 @dataclass(frozen=True)
-class Mattr(TrainedGates):
+class Mattr(Cooled, TrainedGates):
     """The logit of the head after a training for all sizes at once (MAttr, arXiv 2609.25518).
 
     In each step, every example keeps a number k of heads of its own, drawn from 1 to N - 1. The gates are
@@ -35,10 +35,6 @@ class Mattr(TrainedGates):
     """Number of optimiser steps."""
     replace: Literal["corrupt", "zero"] = "corrupt"
     """What a head that is not open outputs: what it does on the corrupt counterpart, or zeros."""
-    start_temperature: Annotated[float, Gt(0)] = 1.0
-    """The temperature at the first step."""
-    end_temperature: Annotated[float, Gt(0)] = 0.1
-    """The temperature at the last step. The lower it is, the closer the gates are to 0 and 1."""
 
     @property
     def reads_pairs(self) -> bool:
@@ -52,9 +48,8 @@ class Mattr(TrainedGates):
         return [examples.counterpart()] if self.reads_pairs else []
 
     def sample(self, logits_N: Tensor, batch: int, share: float, draw: torch.Generator) -> Tensor:
-        temperature = self.start_temperature ** (1 - share) * self.end_temperature**share
         k_B = torch.randint(1, max(2, len(logits_N)), (batch,), generator=draw).to(logits_N.device)
-        return gates_of_sum(logits_N.expand(batch, -1), k_B, temperature)
+        return gates_of_sum(logits_N.expand(batch, -1), k_B, self.temperature(share))
 
     def objective(self, subject: Subject, batch: Batch, gates_BN: Tensor, *others: Batch) -> Tensor:
         with torch.no_grad():

@@ -1,40 +1,25 @@
 """Score: a trained choice of exactly k heads."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from mhaprune.settings.ranges import Gt
-from mhaprune_literature.gate_training import GatesOfSize
+from mhaprune_literature.gate_training import Cooled, GatesOfSize
 
 
 @dataclass(frozen=True)
-class Subset(GatesOfSize):
+class Subset(Cooled, GatesOfSize):
     """The logit of the head after differentiable subset pruning of the frozen model (Li, Cotterell & Sachan 2021).
 
     A relaxed Gumbel top-k (Xie & Ermon 2019) draws `keep` heads. Its temperature falls log-linearly. After the
     training, the heads with the highest logits are kept.
     """
 
-    start_temperature: Annotated[float, Gt(0)] = 1.0
-    """The temperature at the first step."""
-    end_temperature: Annotated[float, Gt(0)] = 0.1
-    """The temperature at the last step. The lower it is, the closer the gates are to 0 and 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.end_temperature > self.start_temperature:
-            raise ValueError(
-                f"end_temperature={self.end_temperature}: must be at most start_temperature={self.start_temperature}"
-            )
-
     def sample(self, logits_N: Tensor, batch: int, share: float, draw: torch.Generator) -> Tensor:
-        temperature = self.start_temperature ** (1 - share) * self.end_temperature**share
         noise_BN = torch.rand(batch, len(logits_N), generator=draw, dtype=torch.double).clamp(1e-12, 1 - 1e-12)
         logits_BN = logits_N - (-noise_BN.log()).log().to(logits_N.device)
-        return relaxed_top_k(logits_BN, self.heads_to_keep(len(logits_N)), temperature)
+        return relaxed_top_k(logits_BN, self.heads_to_keep(len(logits_N)), self.temperature(share))
 
 
 def relaxed_top_k(logits_BN: Tensor, k: int, temperature: float) -> Tensor:

@@ -14,6 +14,7 @@ from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune_literature.gate_training import GatesOfSize
 from mhaprune_literature.hard_concrete import LOGIT_BOUND, HardConcrete, probability_open, stretched
+from mhaprune_literature.mattr import Mattr
 from mhaprune_literature.subset import Subset, relaxed_top_k
 from support.composing import every
 from support.games import Game, numbered
@@ -153,6 +154,8 @@ def test_the_probability_of_an_open_gate_is_that_of_its_draws() -> None:
 def test_a_number_of_heads_and_a_temperature_that_cannot_be_are_refused(model: Seq2Seq, splits: Splits) -> None:
     with pytest.raises(ValueError, match="end_temperature=2.0: must be at most start_temperature=1.0"):
         Subset(end_temperature=2.0)
+    with pytest.raises(ValueError, match="end_temperature=3: must be at most start_temperature=2"):
+        Mattr(start_temperature=2, end_temperature=3)
     for scorer in every("scorer").values():
         if isinstance(scorer, Budgeted):
             with pytest.raises(ValueError, match="keep=19: of 18 heads these are 19, allowed are 1 to 18"):

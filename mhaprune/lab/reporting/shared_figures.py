@@ -4,6 +4,7 @@ from math import isnan
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import SymmetricalLogLocator
 
 from mhaprune.lab.model.sites import SITES
 from mhaprune.lab.reporting import plots
@@ -40,7 +41,12 @@ def agreement(tables: Tables) -> Plot | None:
         axes.set(title=title, xlabel=plots.wrapped(f"rank by {name}", 3.2))
         axes.tick_params(labelbottom=True)
     near_zero = max(costs.abs().quantile(0.25), 1e-3 * costs.abs().max(), 1e-6)
-    grid[0].set_yscale("symlog", linthresh=10.0 ** np.ceil(np.log10(near_zero)))
+    linear = float(10.0 ** np.ceil(np.log10(near_zero)))
+    grid[0].set_yscale("symlog", linthresh=linear)
+    bottom, top = grid[0].get_ylim()
+    grid[0].set_ylim(min(bottom, 0), max(top, 0))
+    if max(-bottom, top) < 100 * linear:  # else powers of ten are enough
+        grid[0].yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linear, subs=(1, 2, 5)))
     plots.plain_ticks(grid[0].yaxis)
     best = max(rhos, key=lambda name: -2 if isnan(rhos[name]) else rhos[name])
     order = f"{best} orders the heads most like ablation" if len(others) > 1 else f"How {best} orders the heads"
