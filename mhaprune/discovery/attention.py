@@ -1,33 +1,34 @@
 """Find the blocks of heads of a model: what a trace of one call shows, block by block."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mhaprune.discovery.hints import nothing_found, why_uncut
 from mhaprune.discovery.layouts import above, handed_on, probe
 from mhaprune.discovery.trace import traced
 from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, within
+from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.surgery.record import Cut
 
 
-def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[list[Block], list[str]]:
-    """Return the blocks in the order in which `call` runs them, and the paths of modules that attend in a way in which
-    no heads are found. Raises `Unsupported`, naming module and reason, if there is no block.
+def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
+    """Return the blocks of a model in the order in which a call runs them, and the paths of modules that attend in a
+    way in which no heads are found. Raises `Unsupported`, naming module and reason, if there is no block.
 
     Attention is found if it calls `F.scaled_dot_product_attention` or the attention interface of transformers, if it is
     two matrix products with a softmax between them, or if it is a `MultiHeadAttention`.
     """
-    trace = traced(model, call)
+    trace, model = traced(call), call.model
     weights = trace.unexplained
     if weights:  # perhaps by weights of linear modules that are not called
-        trace = traced(model, call, weights=True)
+        trace = traced(call, weights=True)
     for seen in () if trace.whole else (probe, above):
-        trace = traced(model, call, seen, weights)
+        trace = traced(call, seen, weights)
         if trace.whole:
             break
     blocks: dict[str, Block] = {}
@@ -87,12 +88,10 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> tuple[lis
     return list(blocks.values()), [*(path or type(model).__name__ for path in overlooked), *second]
 
 
-def factors_of_heads(
-    model: nn.Module, call: Callable[[nn.Module], object], blocks: Sequence[Block]
-) -> dict[str, Tensor]:
+def factors_of_heads(call: ModelCall, blocks: Sequence[Block]) -> dict[str, Tensor]:
     """Return the factors by which the layers of these blocks multiply the outputs of their heads, (H,), by the path of
     W_O; see `Block.gated_by_layer`. They are NaN if they differ between calls of a layer."""
-    trace = traced(model, call, known=blocks)
+    trace = traced(call, known=blocks)
     factors: dict[str, Tensor] = {}
     for found in trace.found:
         if found.out is not None and found.factor is not None:

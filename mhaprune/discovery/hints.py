@@ -1,6 +1,6 @@
 """Messages on attention that was not found, and checks of attention that is named by hand."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mhaprune.discovery.layouts import LORA
 from mhaprune.hooks.blocks import ROLES, Block, Unsupported, within
-from mhaprune.hooks.eval_mode import at_rest
+from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.hooks.pytree import is_linear, mapped, tensors_in
 
 OUT = ("out_proj", "o_proj", "to_out", "out", "c_proj", "dense", "wo", "proj", "fc_o", "o")
@@ -123,7 +123,7 @@ def why_uncut(model: nn.Module, paths: Sequence[str]) -> str:
     return ""
 
 
-def check_attention(model: nn.Module, blocks: Sequence[Block], call: Callable[[], object]) -> None:
+def check_attention(call: ModelCall, blocks: Sequence[Block]) -> None:
     """Raise `Unsupported` for a block named by hand whose W_O reads nothing from other positions, or other inputs, of
     the module: then it is no attention."""
     inputs: dict[str, list[Tensor]] = {}
@@ -139,9 +139,9 @@ def check_attention(model: nn.Module, blocks: Sequence[Block], call: Callable[[]
     def reading(module: nn.Module, given: Any, path: str) -> None:
         read.setdefault(path, given[0])
 
-    with torch.enable_grad(), at_rest(model), ExitStack() as stack:
+    with call.at_rest(gradients=True), ExitStack() as stack:
         for block in blocks:
-            module, out = model.get_submodule(block.path), model.get_submodule(block.out)
+            module, out = call.model.get_submodule(block.path), call.model.get_submodule(block.out)
             hook = module.register_forward_pre_hook(partial(enter, path=block.path), with_kwargs=True)
             stack.callback(hook.remove)
             hook = out.register_forward_pre_hook(partial(reading, path=block.path))

@@ -4,7 +4,7 @@ Dimensions: W = neurons of a layer.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from itertools import takewhile
 from typing import Any
@@ -17,7 +17,7 @@ from mhaprune.discovery.hints import why_uncut
 from mhaprune.discovery.layouts import features_of, probe
 from mhaprune.heads import BlockId
 from mhaprune.hooks.blocks import Block, Rows, Source, name_blocks, neighbours, weight_of
-from mhaprune.hooks.eval_mode import at_rest
+from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.hooks.pytree import features_dim, is_linear
 from mhaprune.surgery.record import Cut
 
@@ -27,16 +27,15 @@ SITE = "neuron"
 """The site of the neurons of a model; the first word of several sites."""
 
 
-def find_neurons(
-    model: nn.Module, heads: Sequence[Block], run: Callable[[], Any]
-) -> tuple[list[Block], tuple[str, ...]]:
+def find_neurons(call: ModelCall, heads: Sequence[Block]) -> tuple[list[Block], tuple[str, ...]]:
     """Return a block for every linear map W_2 that reads no heads, and whose inputs at all positions are made one by
     one from outputs of linear maps: those of W_1 and, for a gated layer such as SwiGLU, those of the factor.
 
-    `run` calls the model with a batch. Which rows make a neuron is told by gradients, so that any activation will do.
+    Which rows make a neuron is told by gradients, so that any activation will do.
     Modules in between that hold numbers for each neuron, such as a convolution by channel, are cut along. The second
     value has the paths of W_2 of experts that are sent some of the tokens.
     """
+    model = call.model
     outs, noted = {block.out for block in heads}, Cut.of(model) or Cut()
     paths = {module: path for path, module in model.named_modules()}
     leaves: list[tuple[str, Tensor]] = []
@@ -69,14 +68,14 @@ def find_neurons(
         leaves.append((paths[module], leaf))
         return leaf.movedim(-1, features_dim(module)).clone()  # which the model may write to
 
-    with torch.enable_grad(), at_rest(model), ExitStack() as stack:
+    with call.at_rest(gradients=True), ExitStack() as stack:
         for module in model.modules():
             if is_linear(module):
                 stack.callback(module.register_forward_pre_hook(enter).remove)
                 stack.callback(module.register_forward_hook(leave).remove)
             elif not [*module.children()] and [*module.parameters()]:
                 stack.callback(module.register_forward_hook(passing).remove)
-        run()
+        call()
     blocks, experts = [], list[str]()
     readers = {path: [out for out, rows in made.items() if path in rows] for rows in made.values() for path in rows}
     for out, rows in made.items():

@@ -39,7 +39,7 @@ from mhaprune.discovery.per_head_tensors import (
 )
 from mhaprune.hooks.attention_calls import Attend, AttentionCalls, attention_interface
 from mhaprune.hooks.blocks import ROLES, Block, Rows, Unsupported, block_of, neighbours, shared_words, within
-from mhaprune.hooks.eval_mode import aside, at_rest
+from mhaprune.hooks.eval_mode import ModelCall, aside
 from mhaprune.hooks.functional_linear import WeightsInUse
 from mhaprune.hooks.pytree import features_dim, is_convolution, is_linear, same_tensor
 from mhaprune.hooks.softmaxes import Softmaxes, lengths_in
@@ -98,8 +98,7 @@ class Found:
 
 
 def traced(
-    model: nn.Module,
-    call: Callable[[nn.Module], object],
+    call: ModelCall,
     seen: Callable[[Tensor], Tensor] = Tensor.detach,
     weights: bool = False,
     known: Sequence[Block] | None = None,
@@ -107,10 +106,10 @@ def traced(
     """Return what a call of the model shows. `seen` replaces the numbers of linear modules and heads. If `weights`, the
     weights of linear modules are followed too. If the blocks are `known`, only the factors of their heads are found."""
     for numbers in (True, False):
-        trace = Trace(model, seen, weights, known)
+        trace = Trace(call.model, seen, weights, known)
         try:
-            with torch.enable_grad(), at_rest(model), trace.watching(numbers):
-                call(model)
+            with call.at_rest(gradients=True), trace.watching(numbers):
+                call()
             break
         except CheckpointError:
             raise Unsupported("model: computes parts again for gradients (checkpointing), which must be off") from None

@@ -1,10 +1,13 @@
 """Run a model without a trace: as in evaluation, and with its attributes put back afterwards."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +39,42 @@ def at_rest(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             _resting.discard(state)
+
+
+class Examples(Protocol):
+    """A batch of which a part can be taken, and which a model can be called with."""
+
+    def __getitem__(self, rows: slice) -> Self: ...
+
+    def arguments(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """A model with a batch and the way to call it: the call that is repeated wherever a model is looked at."""
+
+    model: nn.Module
+    batch: Examples
+    run: Callable[[nn.Module, Any], Any]
+
+    def __call__(self) -> Any:
+        """Call the model, and return what it returns."""
+        return self.run(self.model, self.batch.arguments())
+
+    @contextmanager
+    def at_rest(self, gradients: bool = False) -> Iterator[None]:
+        """Put the model at rest, with or without gradients."""
+        with torch.set_grad_enabled(gradients), at_rest(self.model):
+            yield
+
+    def of(self, model: nn.Module) -> ModelCall:
+        """Return the same call of another model."""
+        return replace(self, model=model)
+
+    @property
+    def first(self) -> ModelCall:
+        """The call with the first example alone."""
+        return replace(self, batch=self.batch[:1])
 
 
 def aside(look: Callable[P, R]) -> Callable[P, R]:

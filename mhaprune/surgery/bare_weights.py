@@ -8,7 +8,7 @@ Dimensions: I = inputs, O = outputs of a linear map.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import permutations
 from math import prod
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mhaprune.hooks.eval_mode import at_rest
+from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.hooks.functional_linear import calls_begun
 from mhaprune.hooks.products import Factors
 from mhaprune.hooks.pytree import is_linear
@@ -248,13 +248,14 @@ def _layout(parameter: Tensor, uses: Sequence[Use]) -> Layout | None:
     return Layout(order, outputs, tuple(parameter.shape[dim] for dim in order), tuple(parts[begin] for begin in begins))
 
 
-def with_linear_parameters(model: nn.Module, call: Callable[[nn.Module], object]) -> nn.Module:
+def with_linear_parameters(call: ModelCall) -> nn.Module:
     """Return a copy that shares all other weights, in which parameters that layers multiply by are linear modules; or
     the model itself, if there are none."""
-    with torch.no_grad(), at_rest(model), calls_begun(model) as running:
+    model = call.model
+    with call.at_rest(), calls_begun(model) as running:
         noted = _Products(model, running)
         with noted, suppress(Exception):  # of a model that may be anybody's; the passes that need an output name it
-            call(model)
+            call()
     layouts = {
         (layer, name): layout
         for (layer, name), uses in noted.seen.items()

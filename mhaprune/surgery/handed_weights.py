@@ -8,7 +8,7 @@ Dimensions: B = batch, T = queries, U = keys, H = heads, K = head_dim, E = width
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mhaprune.hooks.attention_calls import AttentionCalls
-from mhaprune.hooks.eval_mode import at_rest
+from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.hooks.functional_linear import WeightsInUse, calls_begun
 from mhaprune.surgery.reshaping import surround
 
@@ -58,16 +58,17 @@ class _Handed(TorchFunctionMode):
         return attend(query, key, value)
 
 
-def with_called_maps(model: nn.Module, call: Callable[[nn.Module], object]) -> nn.Module:
+def with_called_maps(call: ModelCall) -> nn.Module:
     """Return a copy that shares all weights, in which layers of attention call the linear modules whose weights they
     hand to functions; or the model itself, if none of them hands any."""
-    with torch.no_grad(), at_rest(model), calls_begun(model) as running, ExitStack() as stack:
+    model = call.model
+    with call.at_rest(), calls_begun(model) as running, ExitStack() as stack:
         noted = _Handed(running)
         stack.enter_context(WeightsInUse(model.modules(), running, noted.handed))
         stack.enter_context(noted)
         stack.enter_context(AttentionCalls(noted.attends))
         with suppress(Exception):  # of a model that may be anybody's; the passes that need an output name it
-            call(model)
+            call()
     paths = {module: path for path, module in model.named_modules()}
     found = [layer for layer, width in noted.widths.items() if width or noted.maps.get(layer)]
     if not found:

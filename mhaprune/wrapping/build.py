@@ -18,7 +18,7 @@ from mhaprune.discovery.hints import check_attention, unseen
 from mhaprune.discovery.neurons import find_neurons, name_neurons
 from mhaprune.heads import BlockId, HeadGrid, HeadMask
 from mhaprune.hooks.blocks import AttentionBlock, Block, Unsupported, name_blocks
-from mhaprune.hooks.eval_mode import at_rest
+from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.hooks.pytree import mapped, precise
 from mhaprune.losses import Drift, Judge, check_counted, check_fits, name_of, quality_for, unit_of
 from mhaprune.measure.outcomes import weight_sums
@@ -147,13 +147,9 @@ def understand(
     weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     tried = Batches.extremes([*splits.values()])
     batch = tried.first(len(tried)).converted(weight.device, weight.dtype)
-    check_buffers(model, lambda: run(model, batch.arguments()))
-    model, (found, names, not_seen, alone) = _with_blocks(
-        model,
-        lambda model: _blocks(model, blocks, batch, run, units),
-        lambda model: run(model, batch[:1].arguments()),
-        always=blocks is not None,
-    )
+    tried_call = ModelCall(model, batch, run)
+    check_buffers(tried_call)
+    model, (found, names, not_seen, alone) = _with_blocks(tried_call, blocks, units)
     for name, split in splits.items():
         check_counted(loss, split, name)
         check_fits(model, {"loss": loss, "quality": quality}, split)
@@ -224,30 +220,29 @@ Blocks = tuple[list[Block], list[BlockId], tuple[str, ...], Any]
 
 
 CHANGES = (with_called_maps, with_linear_parameters)
+"""What makes a copy of a model in which maps are linear modules that are called. Each is given what the one before it
+has made."""
 
 
 def _with_blocks(
-    model: nn.Module,
-    find: Callable[[nn.Module], Blocks],
-    call: Callable[[nn.Module], object],
-    always: bool,
+    call: ModelCall, given: Sequence[AttentionBlock | Block] | None, units: Collection[str]
 ) -> tuple[nn.Module, Blocks]:
-    """Return a model with the blocks that `find` finds in it. If it leaves something out, or `always`, the model may be
+    """Return a model with its blocks, found or given. If something was left out, or blocks are given, the model may be
     a copy, in which maps are called whose weights are handed to functions, or are parameters."""
-    found, failed = None, None
+    found, model, failed = None, call.model, None
     try:
-        found = find(model)
+        found = _blocks(call, given, units)
     except Unsupported as error:
         failed = error
-    changed = model
+    changed = call
     for change in CHANGES:
-        if found is not None and not (always or found[2] or any(block.why_not for block in found[0])):
+        if found is not None and not (given is not None or found[2] or any(block.why_not for block in found[0])):
             break
         with suppress(Exception):  # of a model that may be anybody's
-            before, changed = changed, change(changed, call)
-            if changed is not before:
+            before, changed = changed, changed.of(change(changed.first))
+            if changed.model is not before.model:
                 try:
-                    found, model = find(changed), changed
+                    found, model = _blocks(changed, given, units), changed.model
                 except Unsupported as error:
                     failed = error
     if found is None:
@@ -256,31 +251,25 @@ def _with_blocks(
     return model, found
 
 
-def _blocks(
-    model: nn.Module,
-    given: Sequence[AttentionBlock | Block] | None,
-    batch: Batches,
-    run: Callable[[nn.Module, Any], Any],
-    units: Collection[str],
-) -> Blocks:
+def _blocks(call: ModelCall, given: Sequence[AttentionBlock | Block] | None, units: Collection[str]) -> Blocks:
     """Return the blocks of a model with their names, the paths of attention in no block, and what the model returned
     for the first example of a batch alone."""
     if not units:
         raise ValueError("units=[]: must name head, neuron or both")
     try:
-        attention, overlooked, alone = _attention(model, given, batch, run)
+        attention, overlooked, alone = _attention(call, given)
     except Unsupported:
         if "head" in units:
             raise
-        with torch.no_grad(), at_rest(model):  # neurons need no attention
-            attention, overlooked, alone = [], [], run(model, batch[:1].arguments())
-    names, not_seen = name_blocks([block.path for block in attention]), tuple(unseen(model, attention, overlooked))
+        with call.at_rest():  # neurons need no attention
+            attention, overlooked, alone = [], [], call.first()
+    names, not_seen = name_blocks([block.path for block in attention]), tuple(unseen(call.model, attention, overlooked))
     if "neuron" not in units:
         return attention, names, not_seen, alone
-    neurons, experts = find_neurons(model, attention, lambda: run(model, batch[:1].arguments()))
+    neurons, experts = find_neurons(call.first, attention)
     not_seen += experts
     if not neurons and not (experts and "head" in units):
-        raise Unsupported(no_neurons(model, units))
+        raise Unsupported(no_neurons(call.model, units))
     found = [*(attention if "head" in units else []), *neurons]
     return found, [*names[: len(found) - len(neurons)], *name_neurons(neurons)], not_seen, alone
 
@@ -297,39 +286,31 @@ def no_neurons(model: nn.Module, units: Collection[str]) -> str:
     )
 
 
-def _attention(
-    model: nn.Module,
-    given: Sequence[AttentionBlock | Block] | None,
-    batch: Batches,
-    run: Callable[[nn.Module, Any], Any],
-) -> tuple[list[Block], list[str], Any]:
+def _attention(call: ModelCall, given: Sequence[AttentionBlock | Block] | None) -> tuple[list[Block], list[str], Any]:
     """Return the blocks of attention, see `_blocks`."""
     outputs: list[Any] = []
-
-    def passing(model: nn.Module) -> None:
-        output = run(model, batch[:1].arguments())
-        outputs.append(mapped(output, Tensor.detach))
+    example = replace(call.first, run=lambda *given: outputs.append(mapped(call.run(*given), Tensor.detach)))
 
     if given is None:
         try:
-            found, overlooked = discover(model, passing)
+            found, overlooked = discover(example)
             return found, overlooked, outputs[0]  # a later one may be of other numbers
         except Exception as error:
             if isinstance(error, Unsupported):
                 raise
-            check_call(model, batch, run)  # the plain call, whose error says more
+            check_call(call)  # the plain call, whose error says more
             reason = " ".join(str(error).split())[:200]
             raise Unsupported(f"model: its gradients cannot be traced ({type(error).__name__}: {reason})") from error
     if not given:
         raise ValueError("blocks=[]: must name an attention layer, or be left out")
-    check_call(model, batch, run)
-    found = [block if isinstance(block, Block) else block.completed(model) for block in given]
+    check_call(call)
+    found = [block if isinstance(block, Block) else block.completed(call.model) for block in given]
     if twice := [block.path for n, block in enumerate(found) if block.out in {other.out for other in found[:n]}]:
         raise ValueError(f"blocks: names {twice[0]} twice, must name each layer once")
-    check_attention(model, [block for block in found if block.attends], partial(passing, model))
+    check_attention(example, [block for block in found if block.attends])
     seen: dict[str, int] = {}
     with suppress(Exception):  # of a model in which nothing is found, which is why blocks are given
-        seen = {block.out: block.heads for block in discover(model, passing)[0]}
+        seen = {block.out: block.heads for block in discover(example)[0]}
     for block in found:
         if block.attends and (shown := seen.get(block.out, block.heads)) != block.heads:
             raise Unsupported(
@@ -356,9 +337,9 @@ def _drift_of(
 def with_removal(subject: Any, proof: BlockProof | None, proven: Proofs) -> tuple[WrappedModel, Proofs]:
     """Prove that heads can be removed. Blocks that fail are tried again with their sizes read in other ways."""
     kinds = [(type(subject.module.get_submodule(block.path)), block.kind) for block in subject.blocks]
-    several = {kind for kind, block in zip(kinds, subject.blocks, strict=True) if block.heads > 1}  # or had several
-    singles = zip(kinds, subject.blocks, strict=True)
-    hollow = [block.heads == 1 and block.kind == "head" and kind not in several for kind, block in singles]
+    of_kinds = [*zip(kinds, subject.blocks, strict=True)]
+    several = {kind for kind, block in of_kinds if block.heads > 1}  # so that those with one may have had several
+    hollow = [block.heads == 1 and block.kind == "head" and kind not in several for kind, block in of_kinds]
     blocks = [replace(block, hollow=each) for block, each in zip(subject.blocks, hollow, strict=True)]
     subject = subject.changed(blocks=tuple(blocks)) if any(hollow) else subject
     difference, stuck = prove_removal(proof, subject, subject.prove)

@@ -1,13 +1,10 @@
 """Checks of a model before anything is proved: whether it can be called, read and cut."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import nn
 
 from mhaprune.hooks.blocks import Unsupported
-from mhaprune.hooks.eval_mode import at_rest
+from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.hooks.pytree import tensors_in
 from mhaprune.measure.outcomes import Diverged, apart, check_weights_finite, weight_sums
 from mhaprune.subjects.batches import Batches
@@ -15,19 +12,19 @@ from mhaprune.surgery.torch_attention import TorchAttention
 from mhaprune.wrapping.wrapped_model import WrappedModel
 
 
-def check_call(model: nn.Module, batch: Batches, run: Callable[[nn.Module, Any], Any]) -> None:
+def check_call(call: ModelCall) -> None:
     """Raise ValueError, one line, for a model that cannot be called with a batch, or not with one example of it."""
 
-    def failure(batch: Batches) -> str:
+    def failure(call: ModelCall) -> str:
         try:
-            with torch.no_grad(), at_rest(model):
-                run(model, batch.arguments())
+            with call.at_rest():
+                call()
         except Exception as error:  # of a model that may be anybody's
             return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return ""
 
-    if reason := failure(batch[:1]):
-        if len(batch) > 1 and not failure(batch):
+    if reason := failure(call.first):
+        if not failure(call):
             raise Unsupported(
                 f"model: runs on a batch and not on one example alone ({reason}), so what it says of an example depends"
                 " on the others, and no score is one of an example"
@@ -64,14 +61,14 @@ def check_weights(model: nn.Module) -> tuple[int, ...]:
     return weight_sums(model)
 
 
-def check_buffers(model: nn.Module, call: Callable[[], Any]) -> None:
+def check_buffers(call: ModelCall) -> None:
     """Raise `Unsupported` for a NaN in a buffer that the model reads. Fused attention on the CPU turns it into zeros,
     so outputs do not show it. A buffer is read if other numbers in its place change the output."""
-    for name, buffer in model.named_buffers():
+    for name, buffer in call.model.named_buffers():
         if not buffer.is_floating_point() or not buffer.isnan().any():
             continue
         outputs = []
-        with torch.no_grad(), at_rest(model):
+        with call.at_rest():
             saved = buffer.clone()
             for value in (1.0, 2.0):
                 buffer.nan_to_num_(value)
@@ -87,8 +84,9 @@ def check_conversion(whole: nn.Module, subject: WrappedModel, batch: Batches, dt
     """Raise `Unsupported` if the model that the user gave judges a batch differently than its copy with attention of
     ours, or with linear modules: then the numbers would be those of another function. `dtype` is the coarsest precision
     in which the model computes."""
-    with torch.no_grad(), at_rest(whole):
-        own = subject.judge(subject.run(whole, batch.arguments()), batch)
+    call = ModelCall(whole, batch, subject.run)
+    with call.at_rest():
+        own = subject.judge(call(), batch)
         ours = subject.judge(subject.run_gated(batch), batch)
     tolerance = max(1e-3, torch.finfo(dtype).eps ** 0.5)
     for before, after in zip(own, ours, strict=True):

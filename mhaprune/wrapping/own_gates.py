@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mhaprune.discovery.attention import factors_of_heads
 from mhaprune.hooks.blocks import Unsupported, weight_of
+from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.measure.outcomes import weight_sums
 from mhaprune.proofs.block_by_block import AllInDouble
 from mhaprune.subjects.batches import Batches
@@ -35,9 +36,8 @@ def own_factors(subject: GatedModel, run: Run, sample: Batches, in_double: bool 
     """Return the factors of the heads of each layer that has any, (H,) in float64, by the path of W_O; see
     `Block.gated_by_layer`. If `in_double`, code that asks for float32 computes in float64 too, as in a proof."""
     precise = subject.in_double()
-    arguments = precise.placed(sample).arguments()
     with AllInDouble() if in_double else nullcontext():
-        return factors_of_heads(precise.module, lambda model: run(model, arguments), precise.blocks)
+        return factors_of_heads(ModelCall(precise.module, precise.placed(sample), run), precise.blocks)
 
 
 def with_constant_gates(subject: Model, run: Run, samples: Sequence[Batches]) -> Model:

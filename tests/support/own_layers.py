@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 import mhaprune
 from mhaprune import losses
+from mhaprune.hooks.eval_mode import ModelCall
+from mhaprune.subjects.batches import Batches
 
 WIDTH, HEADS = 16, 4
 GONE = {0: [1, 3], 1: [0]}
@@ -75,6 +77,10 @@ def batches(seed: int = 1) -> list[dict[str, Tensor]]:
 
 def call(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
     return model(batch["x"])
+
+
+def called(model: nn.Module) -> ModelCall:
+    return ModelCall(model, Batches.of(batches(), "score").first(1), call)
 
 
 def wrapped(model: nn.Module, **how: Any) -> mhaprune.Heads:

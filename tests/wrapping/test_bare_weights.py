@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 import mhaprune
 from mhaprune.surgery.bare_weights import with_linear_parameters
-from support.own_layers import GONE, HEADS, WIDTH, Net, apart, batches, call, made, wrapped
+from support.own_layers import GONE, HEADS, WIDTH, Net, apart, batches, call, called, made, wrapped
 from support.sizes import slow
 
 K = WIDTH // HEADS
@@ -267,8 +268,8 @@ class Mixed(nn.Module):
 
 
 KINDS = [
-    *(Matrices, OwnLinear, Rearranged, Grouped, Chunked, BiasAgain, StackedOnce, ByFunction, Gated),
-    *slow(ByEinsum, ByAddmm, ByHead, Broadcast, WidthFirst, Columns, Stacked, Unbound, Reversed, Mixed),
+    *(Matrices, OwnLinear, Rearranged, Grouped, Chunked, BiasAgain, StackedOnce, ByFunction, Mixed, Gated),
+    *slow(ByEinsum, ByAddmm, ByHead, Broadcast, WidthFirst, Columns, Stacked, Unbound, Reversed),
 ]
 
 
@@ -395,13 +396,13 @@ def test_weights_that_are_computed_are_refused_in_one_line() -> None:
 
 def test_a_model_without_such_weights_is_not_copied() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
-    assert with_linear_parameters(model, lambda model: model(torch.ones(2, 3))) is model
+    assert with_linear_parameters(replace(called(model), run=lambda model, _: model(torch.ones(2, 3)))) is model
 
 
 def test_a_weight_that_other_layers_hold_too_stays() -> None:
     model: Any = made(OwnLinear)
     model.layers[1].q.weight = model.layers[0].q.weight
-    twin: Any = with_linear_parameters(model, lambda model: call(model, batches()[0]))
+    twin: Any = with_linear_parameters(called(model))
     assert isinstance(twin.layers[0].q.weight, nn.Parameter)
     assert not hasattr(twin.layers[0].k, "weight")
     assert apart(twin, model) == 0
@@ -414,7 +415,7 @@ def test_a_weight_that_is_used_while_its_layer_does_not_run_stays() -> None:
             return super().forward(x) + (self.embed(x) @ first.Wo).mean(dim=(1, 2))[:, None]
 
     model = made(Matrices, Outside)
-    twin: Any = with_linear_parameters(model, lambda model: call(model, batches()[0]))
+    twin: Any = with_linear_parameters(called(model))
     assert [isinstance(layer._parameters.get("Wo"), nn.Parameter) for layer in twin.layers] == [True, False]
     assert apart(twin, model) < 1e-6
 

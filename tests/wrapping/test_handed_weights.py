@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mhaprune.surgery.handed_weights import with_called_maps
-from support.own_layers import HEADS, WIDTH, Layer, apart, batches, call, check, made
+from support.own_layers import HEADS, WIDTH, Layer, apart, called, check, made
 
 K = WIDTH // HEADS
 
@@ -104,6 +104,6 @@ class Masked(ByFunction):
 def test_functional_attention_step_by_step_is_that_of_torch() -> None:
     model = made(Masked)
     model.layers[1].need_weights = True  # type: ignore[assignment]
-    ours = with_called_maps(model, lambda model: call(model, batches()[0]))
+    ours = with_called_maps(called(model))
     assert ours is not model
     assert apart(ours, model) < 1e-6
