@@ -29,6 +29,8 @@ from support.fixtures import model, one_thread, splits, task
 
 __all__ = ["model", "one_thread", "splits", "task"]
 
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start, which do little and would wait for each other
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Large files first: one that came last would leave the other workers without work."""

@@ -107,7 +107,7 @@ from support.classifier import Classifier, batches, classifier
 model = classifier()
 heads = mhaprune.wrap(model, mhaprune.losses.classification, score=batches(3), choose=batches(2), report=batches(2))
 heads.score("ablation", "taylor", "gate_output", "magnitude", "random")
-heads.prune(keep=0.5, by="greedy_refit", refit=True)
+heads.prune(keep=6, by="greedy_refit", refit=True)
 small = heads.prune(keep=0.5, by="ablation", fine_tune=2)
 heads.evaluate({0: [0]})
 mhaprune.save(small, sys.argv[1])

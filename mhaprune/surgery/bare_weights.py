@@ -8,9 +8,9 @@ Dimensions: I = inputs, O = outputs of a linear map.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import permutations
+from itertools import accumulate, chain, permutations
 from math import prod
 from typing import Any, NamedTuple, Self, cast
 
@@ -193,8 +193,9 @@ class _Products(TorchFunctionMode):
         if bias := self._known(product.bias):
             owner, of_bias = self.owners[id(bias[1])]
             rows = _places(bias[1], bias[2]).flatten()
-            if owner is layer and torch.equal(rows, torch.arange(use.begin, use.begin + use.rows)):
-                use = use._replace(bias=of_bias)
+            first = int(rows[0])
+            if owner is layer and torch.equal(rows, torch.arange(first, first + use.rows)):
+                use = use._replace(bias=(of_bias, first))
         self.seen.setdefault((layer, name), []).append(use)
 
 
@@ -207,8 +208,8 @@ class Use(NamedTuple):
     begin: int
     rows: int
     """The rows of the whole matrix that the map has."""
-    bias: str = ""
-    """The parameter of which these numbers are the bias of the map."""
+    bias: tuple[str, int] | None = None
+    """The parameter in which the bias of the map stands, and where it begins."""
 
     @classmethod
     def of(cls, parameter: Tensor, matrix: Tensor) -> Self:
@@ -256,21 +257,43 @@ def with_linear_parameters(call: ModelCall) -> nn.Module:
         noted = _Products(model, running)
         with noted, suppress(Exception):  # of a model that may be anybody's; the passes that need an output name it
             call()
-    layouts = {
-        (layer, name): layout
-        for (layer, name), uses in noted.seen.items()
-        if (layer, name) not in noted.elsewhere
-        if (layout := _layout(getattr(layer, name), uses))
-        if not any(hasattr(layer, path) for path in layout.paths(name))
-    }
+    layouts: dict[nn.Module, dict[str, Layout]] = {}
+    for (layer, name), uses in noted.seen.items():
+        layout = None if (layer, name) in noted.elsewhere else _layout(getattr(layer, name), uses)
+        if layout and not any(hasattr(layer, path) for path in layout.paths(name)):
+            layouts.setdefault(layer, {})[name] = layout
     if not layouts:
         return model
     paths = {module: path for path, module in model.named_modules()}
     twin = copied(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
-    for (layer, name), layout in layouts.items():
-        biases = {use.bias for use in noted.seen[layer, name]} - {""}
-        _make_linear(twin.get_submodule(paths[layer]), name, layout, biases.pop() if len(biases) == 1 else "")
+    for layer, made in layouts.items():
+        uses_of = {name: noted.seen[layer, name] for name in made}
+        _make_linear(twin.get_submodule(paths[layer]), made, _biases(layer, made, uses_of))
     return twin
+
+
+def _biases(
+    layer: nn.Module, layouts: Mapping[str, Layout], uses: Mapping[str, Sequence[Use]]
+) -> dict[str, tuple[str, ...]]:
+    """Return the parameters that are the biases of these maps, each with the paths of the maps in their order."""
+    found: dict[str, dict[int, str]] = {}
+    rows: dict[str, int] = {}
+    for name, layout in layouts.items():
+        begin = 0
+        for path, count in zip(layout.paths(name), layout.parts, strict=True):
+            added = {use.bias for use in uses[name] if use.begin == begin and use.bias}
+            begin, rows[path] = begin + count, count
+            if len(added) == 1:
+                bias, first = added.pop()
+                found.setdefault(bias, {}).setdefault(first, path)
+    biases = {}
+    for bias, by_place in found.items():
+        own, places = layer.get_parameter(bias), sorted(by_place)
+        paths = tuple(by_place[place] for place in places)
+        ends = [*accumulate((rows[path] for path in paths), initial=0)]
+        if [*places, own.numel()] == ends and own.dim() + len(paths) <= max(3, 1 + len(paths)):
+            biases[bias] = paths
+    return biases
 
 
 class BareMap(nn.Linear):
@@ -282,26 +305,31 @@ class BareMap(nn.Linear):
         return F.linear(x, self.weight)
 
 
-def _make_linear(layer: Any, name: str, layout: Layout, bias: str) -> None:
-    """Make one or several linear modules of a parameter of a layer, and of its bias, in place."""
+def _make_linear(layer: Any, layouts: Mapping[str, Layout], biases: Mapping[str, Sequence[str]]) -> None:
+    """Make linear modules of parameters of a layer, in place."""
     if "linear_parameters" not in vars(layer):
-        layer.linear_parameters, layer.own_parameters = {}, [*layer._parameters]
+        layer.linear_parameters, layer.linear_biases, layer.own_parameters = {}, {}, [*layer._parameters]
         surround(layer, forward_with_linear_parameters)
-    own = layer._parameters.get(bias)  # None if it is that of another weight already
-    if own is None or own.numel() != sum(layout.parts) or (own.dim() > 1 and own.dim() + len(layout.parts) > 3):
-        bias, own = "", None
-    weight, shape = getattr(layer, name), () if own is None else own.shape
-    biases = [None] * len(layout.parts) if own is None else own.detach().flatten().split(layout.parts)
-    for gone in filter(None, (name, bias)):
-        delattr(layer, gone)
-    matrices = layout.matrix(weight.detach()).split(layout.parts)
-    for path, matrix, numbers in zip(layout.paths(name), matrices, biases, strict=True):
-        made = BareMap(matrix.shape[1], len(matrix), own is not None, device="meta").train(layer.training)
-        made.weight = nn.Parameter(matrix, weight.requires_grad)
-        if own is not None and numbers is not None:
-            made.bias = nn.Parameter(numbers, own.requires_grad)
-        layer.add_module(path, made)
-    layer.linear_parameters = layer.linear_parameters | {name: (layout, bias, shape[1:])}
+    made = dict[str, BareMap]()
+    for name, layout in layouts.items():
+        weight = layer._parameters[name]
+        for path, matrix in zip(layout.paths(name), layout.matrix(weight.detach()).split(layout.parts), strict=True):
+            made[path] = BareMap(matrix.shape[1], len(matrix), bias=False, device="meta").train(layer.training)
+            made[path].weight = nn.Parameter(matrix, weight.requires_grad)
+        delattr(layer, name)
+    shapes = {}
+    for bias, paths in biases.items():
+        own = layer._parameters[bias]
+        for path, numbers in zip(
+            paths, own.detach().flatten().split([len(made[p].weight) for p in paths]), strict=True
+        ):
+            made[path].bias = nn.Parameter(numbers, own.requires_grad)
+        shapes[bias] = (tuple(paths), tuple(own.shape))
+        delattr(layer, bias)
+    for path, module in made.items():
+        layer.add_module(path, module)
+    layer.linear_parameters = layer.linear_parameters | dict(layouts)
+    layer.linear_biases = layer.linear_biases | shapes
 
 
 def forward_with_linear_parameters(layer: Any, inner: Any, *arguments: Any, **named: Any) -> Any:
@@ -320,14 +348,14 @@ class LinearParameters(TorchFunctionMode):
         self.given: dict[str, Tensor] = {}
         self.maps: dict[tuple[int, torch.Size], tuple[nn.Linear, Tensor]] = {}
         """The modules, by the place in memory and the shape of their weights as they are in `given`."""
-        for name, (layout, bias, tail) in layer.linear_parameters.items():
+        for name, layout in layer.linear_parameters.items():
             parts = [layer.get_submodule(path) for path in layout.paths(name)]
             matrix = _joined([part.weight for part in parts])
             self.given[name] = layout.parameter(matrix)
             for part, weight in zip(parts, matrix.split([len(each.weight) for each in parts]), strict=True):
                 self.maps[weight.data_ptr(), weight.shape] = (part, weight)
-            if bias:
-                self.given[bias] = _joined([part.bias for part in parts]).view(-1, *tail)
+        for bias, (paths, shape) in layer.linear_biases.items():
+            self.given[bias] = _joined([layer.get_submodule(path).bias for path in paths]).view(-1, *shape[1:])
 
     def __enter__(self) -> Self:
         vars(self.layer).update(self.given)
@@ -362,20 +390,20 @@ def make_parameters(model: nn.Module) -> None:
     layers: list[tuple[str, Any]] = [each for each in model.named_modules() if "linear_parameters" in vars(each[1])]
     for path, layer in layers:
         made, start = LinearParameters(layer).given, f"{path}." if path else ""
-        for name, (layout, bias, tail) in layer.linear_parameters.items():
-            part = getattr(layer, layout.paths(name)[0])
-            before = {name: layout.shape, bias: (sum(layout.parts) // prod(tail), *tail)}
-            learned = {name: part.weight.requires_grad, bias: bool(bias) and part.bias.requires_grad}
-            for each in filter(None, before):
-                own = made[each].detach().clone(memory_format=torch.contiguous_format)
-                layer.register_parameter(each, nn.Parameter(own, learned[each]))
-                shapes |= {start + each: [*own.shape]} if own.shape != before[each] else {}
-            for inside in layout.paths(name):
-                gone.add(start + inside)
-                delattr(layer, inside)
+        maps = {name: layout.paths(name) for name, layout in layer.linear_parameters.items()}
+        of_weights = [(name, layout.shape, maps[name][0], "weight") for name, layout in layer.linear_parameters.items()]
+        of_biases = [(name, shape, paths[0], "bias") for name, (paths, shape) in layer.linear_biases.items()]
+        for name, before, inside, kind in (*of_weights, *of_biases):
+            own = made[name].detach().clone(memory_format=torch.contiguous_format)
+            learned = getattr(layer.get_submodule(inside), kind).requires_grad
+            layer.register_parameter(name, nn.Parameter(own, learned))
+            shapes |= {start + name: [*own.shape]} if own.shape != before else {}
+        for inside in chain(*maps.values()):
+            gone.add(start + inside)
+            delattr(layer, inside)
         for name in layer.own_parameters:  # in the order of before
             layer._parameters[name] = layer._parameters.pop(name)
-        del layer.linear_parameters, layer.own_parameters
+        del layer.linear_parameters, layer.linear_biases, layer.own_parameters
         freed(layer, forward_with_linear_parameters)
     Cut.reshaped(model, gone, shapes)
 
