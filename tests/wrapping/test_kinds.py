@@ -184,7 +184,11 @@ def test_a_report_has_the_worst_kind_and_a_row_for_each(heads: Heads) -> None:
         row = table[table["worst"]]
         assert row["kind"].item() == kind
         assert row["quality"].item() == pytest.approx(quality)
-    assert "Each mark is of the kind of examples that loses most" in next(iter(accuracy_curves(found.tables))).caption
+    drawn = next(iter(accuracy_curves(found.tables)))
+    assert "beside the whole model on the kind of examples that loses most" in drawn.caption
+    assert drawn.figure.axes[0].get_ylabel() == "change of accuracy on the kind that loses most"
+    heights = {y for line in drawn.figure.axes[0].lines for x, y in line.get_xydata() if x > 0}
+    assert heights >= {*(pruning["quality"] - pruning["dense_quality"])[pruning["heads_removed"] > 0]}
     summary = found.tables["summary"]
     assert (summary["choose_drop"] <= summary["tolerance"]).all()
     for row in summary.to_dict("records"):

@@ -165,7 +165,8 @@ def numbers(tables: Tables) -> list[Number]:
 @needs("pruning", "summary")
 def accuracy_curves(tables: Tables) -> Plot:
     """Draw the quality against the number of removed heads: a line per scorer, and a band for a random control."""
-    pruning, quality = tables["pruning"], quality_name(tables)
+    by_kind, quality = KIND in tables["pruning"], quality_name(tables)
+    pruning = plots.beside_whole(tables["pruning"], by_kind)
     names = candidates(pruning)
     figure = plots.new_figure(figsize=(7, 4.6))
     axes = figure.add_subplot()
@@ -177,14 +178,16 @@ def accuracy_curves(tables: Tables) -> Plot:
         label = f"{name} (mean and range of {curves['draw'].nunique()})"
         plots.draw_band(axes, curves, linestyle="--", label=label)
     recovered = tables.get("recovered", pd.DataFrame(columns=["recovery", "scorer"]))
+    recovered = plots.beside_whole(recovered, by_kind and len(recovered) > 0)
     for i, ((name, scorer), curve) in enumerate(recovered.groupby(["recovery", "scorer"], sort=False)):
         look = plots.line_style(names.index(scorer)) if scorer in names else {"color": CONTROL_COLOUR, "marker": "x"}
         look |= {"linestyle": ("--", ":", "-.")[i % 3], "markerfacecolor": "none", "markersize": 7}
         plots.draw_curve(axes, curve, "heads_removed", label=f"{scorer}, then {name}", **look)
     units, rows = unit_name(tables), [most_removed(own) for _, own in tables["summary"].groupby("recovery", sort=False)]
-    plots.mark_choice(axes, pd.DataFrame(rows))
-    axes.set(xlabel=f"{unit_name(tables)} removed, of {int(pruning['heads_total'].max())}", ylabel=quality)
-    if in_percent(quality):
+    plots.mark_choice(axes, plots.beside_whole(pd.DataFrame(rows), by_kind))
+    label = f"change of {quality} on the kind that loses most" if by_kind else quality
+    axes.set(xlabel=f"{unit_name(tables)} removed, of {int(pruning['heads_total'].max())}", ylabel=label)
+    if in_percent(quality) and not by_kind:
         axes.set_ylim(-0.03, 1.03)
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
     within = f"can be removed within {rows[0]['tolerance']:g} of {quality}"
@@ -203,10 +206,8 @@ def accuracy_curves(tables: Tables) -> Plot:
         " are 95 % intervals over examples. Dashed with open marks: the same removed, and what is left recovered."
         f" Rings: the most that loses at most {rows[0]['tolerance']:g} on the choose split (dotted: here)."
     )
-    if KIND in tables["pruning"]:
-        caption += (
-            " Each mark is of the kind of examples that loses most; the whole model's, of the one it is worst on."
-        )
+    if by_kind:
+        caption += " Each mark is beside the whole model on the kind of examples that loses most there."
     return Plot("accuracy", caption, figure)
 
 

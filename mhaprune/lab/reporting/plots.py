@@ -25,7 +25,7 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from mhaprune.tables import ENDS, QUALITY, UNINFORMED, Tables
+from mhaprune.tables import DENSE_QUALITY, ENDS, QUALITY, UNINFORMED, Tables
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette, which survives the common forms of colour blindness."""
@@ -305,6 +305,15 @@ def draw_curve(
     axes.errorbar(frame[x], frame[y], errors(frame, y, ends), **{"capsize": 2, "elinewidth": 1, **style})
 
 
+def beside_whole(table: pd.DataFrame, by_kind: bool = True) -> pd.DataFrame:
+    """Return a table, if its rows are of several kinds of examples (`by_kind`), with changes of the quality from that
+    of the whole model on the same kind: so rows of one curve can be compared. Else return the table as it is."""
+    if not by_kind:
+        return table
+    ends = [name for name in (QUALITY, *(QUALITY + end for end in ENDS)) if name in table]
+    return table.assign(**{name: table[name] - table[DENSE_QUALITY] for name in ends}, **{DENSE_QUALITY: 0.0})
+
+
 def draw_band(axes: Axes, draws: pd.DataFrame, **style: Any) -> None:
     """Draw the quality of several draws of a control against the heads removed: their mean as a line, their range as a
     band."""
@@ -314,8 +323,7 @@ def draw_band(axes: Axes, draws: pd.DataFrame, **style: Any) -> None:
 
 
 def mark_choice(axes: Axes, rows: pd.DataFrame, x: str = "heads_removed") -> None:
-    """Ring the choice of each row of a summary, and draw a line at the dense model's quality less the tolerance. With
-    several kinds of examples each row has its own, and there is no line."""
+    """Ring the choice of each row of a summary, and draw a line at the dense model's quality less the tolerance."""
     lowest = {*(rows["dense_quality"] - rows["tolerance"])}
     rows, tolerance = rows[rows["heads_removed"] > 0], rows["tolerance"].max()
     if len(rows):

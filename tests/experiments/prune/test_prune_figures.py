@@ -71,9 +71,15 @@ def test_a_curve_for_every_recovery_and_the_control_in_every_panel(tables: Table
         np.testing.assert_allclose(np.asarray(rings.get_xdata(), dtype=float), 2, atol=0.06)
         np.testing.assert_allclose(np.asarray(lowest.get_ydata(), dtype=float), 0.99)
     (plot,) = recovery_curves({**tables, "smallest": tables["smallest"].assign(heads_removed=0)})
-    kinds = tables["smallest"].assign(dense_quality=np.linspace(0.5, 1, len(tables["smallest"])))
-    (other,) = recovery_curves({**tables, "smallest": kinds})
-    assert marks[1] not in {text.get_text() for text in other.figure.legends[0].get_texts()}, "each row has its own"
+    kinds = {
+        name: tables[name].assign(kind="new", dense_quality=np.linspace(0.5, 1, len(tables[name])))
+        for name in ("recovery", "smallest")
+    }
+    (other,) = recovery_curves({**tables, **kinds})
+    for axes in other.figure.axes:
+        rings, lowest = (next(line for line in axes.get_lines() if line.get_label() == mark) for mark in marks)
+        np.testing.assert_allclose(np.asarray(lowest.get_ydata(), dtype=float), -0.01, err_msg="beside the whole model")
+        assert max(np.asarray(rings.get_ydata())) < 0.5
     assert marks[0] not in {text.get_text() for text in plot.figure.legends[0].get_texts()}, "none can be removed"
     recovery = tables["recovery"]
     only_later = recovery[(recovery["recovery"] != "tune") | (recovery["schedule"] == "greedy")]

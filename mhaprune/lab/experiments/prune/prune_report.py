@@ -23,6 +23,7 @@ from mhaprune.lab.reporting.plots import Plot, amount, needs, wrapped
 from mhaprune.lab.reporting.sentences import Aside, as_fast, quality_of, right
 from mhaprune.tables import (
     HEAD,
+    KIND,
     NOTHING,
     QUALITY,
     SURE,
@@ -35,6 +36,7 @@ from mhaprune.tables import (
     unit_name,
 )
 
+BESIDE = " Each mark is beside the whole model on the kind of examples that loses most there."
 CONTROL: Any = {"linewidth": 4, "alpha": 0.45, "solid_capstyle": "round", "zorder": 1.5}
 """The line style of the control: broad and behind the other curves, because they often coincide."""
 
@@ -129,15 +131,19 @@ def _way(row: pd.Series) -> str:
 @needs("recovery", "smallest")
 def recovery_curves(tables: Tables) -> Plot:
     """Draw exact match against heads removed: a panel per schedule and scorer, a line per recovery."""
-    table = tables["recovery"].assign(way=tables["recovery"].apply(_way, axis=1))
+    by_kind, quality = KIND in tables["recovery"], quality_name(tables)
+    table = plots.beside_whole(tables["recovery"], by_kind).assign(way=tables["recovery"].apply(_way, axis=1))
     control, recovered = table[table["control"]], table[~table["control"]]
     names, ways, total = (
         list(recovered["recovery"].unique()),
         list(recovered["way"].unique()),
         int(table["heads_total"].max()),
     )
-    labels = f"heads removed, of {total}", quality_name(tables)
-    smallest, shift = tables["smallest"], 0.008 * total  # a shift along x keeps coinciding curves apart
+    labels = f"heads removed, of {total}", f"change of {quality}" if by_kind else quality
+    smallest, shift = (
+        plots.beside_whole(tables["smallest"], by_kind),
+        0.008 * total,
+    )  # a shift along x keeps coinciding curves apart
     size = (5.4 if len(ways) == 1 else 3.8 if len(ways) == 2 else 3.1, 3.2)
     figure, grid = plots.panelled(len(ways), 3, size, (1.0, 1.3), *labels, sharex=True, sharey=True)
     for axes, way in zip(grid, ways, strict=True):
@@ -153,7 +159,7 @@ def recovery_curves(tables: Tables) -> Plot:
         x = best["heads_removed"] + shift * (best["recovery"].map(names.index) - (len(names) - 1) / 2)
         plots.mark_choice(axes, best.assign(x=x), "x")
         axes.set(title=wrapped(way, size[0] - 0.2), xticks=sorted(table["heads_removed"].unique()))
-        if in_percent(quality_name(tables)):
+        if in_percent(quality) and not by_kind:
             axes.set_ylim(-0.03, 1.03)
     parts = ", ".join(words for words, _ in _by_recovery(tables))
     within = f"within {smallest['tolerance'].iloc[0]:g} of {quality_name(tables)}"
@@ -164,6 +170,8 @@ def recovery_curves(tables: Tables) -> Plot:
         " way to choose them; bars are 95 % intervals over examples. Rings: the most that loses no more than the"
         " tolerance on the choose split (dotted: here)."
     )
+    if by_kind:
+        caption += BESIDE
     if len(control):
         caption += " Grey: the best shape of each size trained from random weights for as many steps in all."
     return Plot("recovery", caption, figure)
@@ -173,7 +181,8 @@ def recovery_curves(tables: Tables) -> Plot:
 def worth(tables: Tables) -> Plot | None:
     """Draw exact match against the speed: a line per recovery or control, a mark per number of heads."""
     times = tables["latency"].dropna(subset="speedup").drop_duplicates("removed").set_index("removed")
-    table = tables["recovery"].query("heads_removed > 0")
+    by_kind, quality = KIND in tables["recovery"], quality_name(tables)
+    table = plots.beside_whole(tables["recovery"], by_kind).query("heads_removed > 0")
     table = table.assign(speedup=times["speedup"].reindex(table["removed"]).to_numpy()).dropna(subset="speedup")
     # The best way to choose heads for each number of heads, so that a line is what each recovery can do.
     chosen = f"choose_{QUALITY}"
@@ -181,7 +190,8 @@ def worth(tables: Tables) -> Plot | None:
         return None
     figure = plots.new_figure(figsize=(7, 4.4))
     axes = figure.add_subplot()
-    dense, fewest, reached = tables["smallest"].iloc[0]["dense_quality"], table["heads_kept"].min(), list[str]()
+    dense = plots.beside_whole(tables["smallest"], by_kind).iloc[0]["dense_quality"]
+    fewest, reached = table["heads_kept"].min(), list[str]()
     axes.plot([1], [dense], "*", color="black", markersize=13, label="the whole model")
     for i, (name, rows) in enumerate(table.groupby("recovery", sort=False)):
         if rows["control"].any():
@@ -193,11 +203,13 @@ def worth(tables: Tables) -> Plot | None:
         cost = f" ({int(steps)} steps, {amount(seconds, 1)} s)" if name != NOTHING else ""
         label = "pruned" if name == NOTHING else str(name)
         if fewest in best.index:
-            reached.append(f"{label} {quality_of(best.loc[fewest, QUALITY], tables)}")
+            value = best.loc[fewest, QUALITY]
+            reached.append(f"{label} {f'{value:+.2f}' if by_kind else quality_of(value, tables)}")
         look = {**plots.line_style(i), "markersize": 5, "label": f"{label}{cost}"}
         axes.plot(best["speedup"], best[QUALITY], **look)
-    axes.set(xlabel=f"times as fast ({timed_name(tables)})", ylabel=quality_name(tables))
-    if in_percent(quality_name(tables)):
+    label = f"change of {quality}" if by_kind else quality
+    axes.set(xlabel=f"times as fast ({timed_name(tables)})", ylabel=label)
+    if in_percent(quality) and not by_kind:
         axes.set_ylim(-0.03, 1.03)
     plots.legend_above(figure, axes, f"With {int(fewest)} heads left: {', '.join(reached)}")
     caption = (
@@ -206,4 +218,6 @@ def worth(tables: Tables) -> Plot | None:
         " control, it is the mean over its draws. In brackets the steps of training after the removal, or of all"
         " training of a control, and its seconds when it was trained, which were not measured in turn."
     )
+    if by_kind:
+        caption += BESIDE
     return Plot("worth", caption, figure)

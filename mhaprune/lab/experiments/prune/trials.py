@@ -8,7 +8,7 @@ import pandas as pd
 
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
-from mhaprune.measure.accuracy import accuracy_columns, calibration_columns, choose_columns, size_columns
+from mhaprune.measure.accuracy import calibration_columns, choose_columns, size_columns, worst_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan, plan_columns, plan_words
@@ -44,7 +44,8 @@ class Trials:
         self.study, self.recoveries = study, study.recoveries
         self.histories: list[pd.DataFrame] = []
         self.worst = 0.0
-        self._dense = measure(study.subject.without(HeadMask(study.subject.grid)), study.splits.choose)
+        dense = study.subject.without(HeadMask(study.subject.grid))
+        self._dense, self._reported = (measure(dense, split) for split in (study.splits.choose, study.splits.report))
         self._done: dict[tuple[str, HeadMask], Trial] = {}
 
     def after(self, plans: Sequence[Plan]) -> Iterator[Trial]:
@@ -96,7 +97,8 @@ class Trials:
             self.histories.append(history.assign(heads_kept=len(pruned.grid), **where))
         reported = measure(pruned, splits.report)
         control = name != NOTHING and self.recoveries[name].control
-        columns = identity | {"control": control, "steps": steps, "seconds": seconds, **accuracy_columns(reported)}
+        columns = identity | {"control": control, "steps": steps, "seconds": seconds}
+        columns |= worst_columns(reported, self._reported, splits.report)
         columns |= calibration_columns(pruned, splits.report, reported)
         columns |= choose_columns(measure(pruned, splits.choose), self._dense, splits.choose)
         columns |= size_columns(pruned, splits.report) | {"note": note}
