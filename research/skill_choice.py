@@ -3,8 +3,11 @@
 Of the 90 key-value groups of SmolLM2 18 or 27 are removed, or see a window only. They are chosen by first-order scores
 on five of seven skills: by the skill that needs a group most, by the mean of the skills, by prose alone, at random. The
 loss of each skill is measured on other texts, also for the two skills that no choice has read. Each draw takes other
-texts and hides another pair of skills. A draw that is in `choices.csv` in FOLDER is not made again. Needs pip install
--e '.[hf]' -e examples/models and what examples/models/pyproject.toml names for smollm2. A draw takes five minutes.
+texts and hides another pair of skills. A draw that is in `choices.csv` in FOLDER is not made again.
+
+With `--within 0.1`, instead, `heads.prune(within=0.1)` takes as many groups as no listed skill loses more by, and
+`within.csv` has what each skill then loses on other texts. Needs pip install -e '.[hf]' -e examples/models and what
+examples/models/pyproject.toml names for smollm2. A draw takes five minutes.
 """
 
 from __future__ import annotations
@@ -35,6 +38,46 @@ WINDOW = (1, 4)
 PROSE = "prose"
 
 
+SURE = 64
+"""Texts of each skill on which `within=` is tested."""
+
+
+def read_draw(draw: int, cache: str, chosen: int, judged: int) -> tuple[Any, tuple[str, ...], dict[str, Any]]:
+    """Return the model with texts of a draw, the two hidden skills, and the texts of the others to score on."""
+    scored, chosen, judged = (len(SKILLS) * each for each in (SCORED, chosen, judged))
+    read = Smollm2(score=scored, choose=chosen, report=judged, draw=draw).read(None, "skills", cache)
+    pairs = [*combinations([skill for skill in SKILLS if skill != PROSE], 2)]
+    hidden = pairs[draw * 4 % len(pairs)]  # 4 and 15 have no common factor: all pairs come
+    return read, hidden, listed(read.splits["score"], hidden)
+
+
+def listed(split: dict[str, Any], hidden: tuple[str, ...]) -> dict[str, Any]:
+    return {skill: batches for skill, batches in split.items() if skill not in hidden}
+
+
+def promised(draw: int, cache: str, within: float) -> pd.DataFrame:
+    """Return what each skill loses in the model that `within=` finds, or one row with the reason why there is none."""
+    read, hidden, score = read_draw(draw, cache, SURE, SURE)
+    loss, quality = read.objective
+    report = read.splits["report"]
+    how: dict[str, Any] = {"quality": quality, "call": read.call, "report": report, "prove": "none"}
+    heads = mhaprune.wrap(read.model, loss, score=score, choose=listed(read.splits["choose"], hidden), **how)
+    where = {"draw": draw, "within": within}
+    tables = []
+    for refit in (False, True):
+        try:
+            small = heads.units("group").prune(within=within, by="attribution", over="worst", refit=refit)
+        except ValueError as error:
+            tables.append(pd.DataFrame([where | {"refit": refit, "groups_left": 90, "refused": str(error)}]))
+            continue
+        again = mhaprune.wrap(small, loss, score=score, **how)
+        whole, left = (each.evaluate().dropna(subset="kind").set_index("kind") for each in (heads, again))
+        table = left[["quality"]].assign(lost=whole["quality"] - left["quality"]).reset_index()
+        kept = len(again.units("group").grid)
+        tables.append(table.assign(**where, refit=refit, groups_left=kept, hidden=table["kind"].isin(hidden)))
+    return pd.concat(tables, ignore_index=True)
+
+
 def choices(heads: Any, of_prose: Any, draw: int) -> Iterator[tuple[str, int, HeadMask]]:
     """Yield each choice with the number of groups that go."""
     luck = torch.Generator().manual_seed(draw)
@@ -47,12 +90,8 @@ def choices(heads: Any, of_prose: Any, draw: int) -> Iterator[tuple[str, int, He
 
 
 def of_draw(draw: int, cache: str) -> pd.DataFrame:
-    scored, judged = len(SKILLS) * SCORED, len(SKILLS) * JUDGED
-    read = Smollm2(score=scored, choose=14, report=judged, draw=draw).read(None, "skills", cache)
+    read, hidden, score = read_draw(draw, cache, 2, JUDGED)
     loss, quality = read.objective
-    pairs = [*combinations([skill for skill in SKILLS if skill != PROSE], 2)]
-    hidden = pairs[draw * 4 % len(pairs)]  # 4 and 15 have no common factor: all pairs come
-    listed = {skill: batches for skill, batches in read.splits["score"].items() if skill not in hidden}
 
     def wrapped(score: Any) -> Any:
         given: Any = {"score": score, "choose": score, "report": read.splits["report"], "prove": "none"}
@@ -61,7 +100,7 @@ def of_draw(draw: int, cache: str) -> pd.DataFrame:
     tables = []
     for way in ("removed", "window"):
         heads, of_prose = (
-            each if way == "removed" else each.streaming(*WINDOW) for each in (wrapped(listed), wrapped(listed[PROSE]))
+            each if way == "removed" else each.streaming(*WINDOW) for each in (wrapped(score), wrapped(score[PROSE]))
         )
         found = [*choices(heads, of_prose, draw)]
         table = heads.evaluate(*(mask for *_, mask in found))
@@ -81,12 +120,18 @@ def main() -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--draws", type=int, default=10)
     parser.add_argument("--first", type=int, default=0, help="the first draw")
+    parser.add_argument("--within", type=float, help="the share of answers that no listed skill may lose more of")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     folder = make_folder("FOLDER", chosen.folder)
-    made = partial(of_draw, cache=str(folder / "cache"))
-    table = over_draws(folder / "choices.csv", range(chosen.first, chosen.first + chosen.draws), made)
+    cache, draws = str(folder / "cache"), range(chosen.first, chosen.first + chosen.draws)
+    if chosen.within is not None:
+        table = over_draws(folder / "within.csv", draws, partial(promised, cache=cache, within=chosen.within))
+        print(table.round(3).to_string(index=False), file=sys.stdout)
+        return
+    made = partial(of_draw, cache=cache)
+    table = over_draws(folder / "choices.csv", draws, made)
     table["lost"] = -table["quality_change"]
     where = ["way", "gone", "rule"]
     shown = table.pivot_table(index=where, columns="kind", values="lost", sort=False)
