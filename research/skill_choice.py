@@ -38,7 +38,7 @@ WINDOW = (1, 4)
 PROSE = "prose"
 
 
-SURE = 64
+SURE = 40
 """Texts of each skill on which `within=` is tested."""
 
 

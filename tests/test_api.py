@@ -235,7 +235,7 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
     "call": [wrap(call="plainly")],
     "seed": [wrap(seed=-1), wrap(seed=0.5), wrap(seed="0")],
     "scorers": [lambda h: h.score(["ablation"]), lambda h: h.score(3)],  # type: ignore[arg-type]
-    "scorer=movement: is not installed: pip install -e examples/literature": [lambda h: h.score("movement")],
+    "scorer=subset: is not installed: pip install -e examples/literature": [lambda h: h.score("subset")],
     "scorer": [lambda h, name=name: h.score(name) for name in ("ablatoin", "gate", "")],  # type: ignore[misc]
     "scorer/schedule=greedi: no such scorer or schedule, did you mean greedy": [lambda h: h.mask(by="greedi")],
     "keep": [

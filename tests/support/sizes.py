@@ -21,7 +21,6 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "integrated_gradients": {"steps": 3},
         "integrated_gradients_all": {"steps": 3},
         "mattr": {"steps": 5},
-        "movement": {"steps": 5},
         "random": {"draws": 2},
         "shapley": {"evaluations": 80},
         "subset": {"steps": 5},

@@ -13,7 +13,7 @@ from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option
 from mhaprune_literature.all_but_one import AllButOne
-from mhaprune_literature.movement import Movement
+from mhaprune_literature.shapley import Shapley
 from mhaprune_literature.swap import Swap
 from settings.test_ranges import uncommented
 from support import ROOT
@@ -32,8 +32,8 @@ def test_every_option_has_its_row_in_the_docs() -> None:
 
 
 def test_a_run_and_python_find_the_options_by_name() -> None:
-    run = described(EXAMPLES, "experiment=prune", "scorer=[ablation,movement]", "schedule=[swap,swap_after_greedy]")
-    assert run.scorer["movement"] == Movement() == option("movement", {"scorer": Scorer})
+    run = described(EXAMPLES, "experiment=prune", "scorer=[ablation,shapley]", "schedule=[swap,swap_after_greedy]")
+    assert run.scorer["shapley"] == Shapley() == option("shapley", {"scorer": Scorer})
     assert run.schedule["swap"] == Swap(OneShot()) == option("swap", {"schedule": Schedule})
     assert run.schedule["swap_after_greedy"] == Swap(Greedy()) == option("swap_after_greedy", {"schedule": Schedule})
     keep = ["schedule.swap_after_greedy.start.keep_at_least=1", "experiment.budgets=[0.5]"]

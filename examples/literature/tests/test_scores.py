@@ -12,10 +12,7 @@ from mhaprune.scorers.fisher import Fisher
 from mhaprune_literature.all_but_one import AllButOne
 from mhaprune_literature.attention import Confidence, Entropy
 from mhaprune_literature.knowledge import Knowledge
-from mhaprune_literature.movement import Movement
 from scorers.test_scorers import one_by_one, written_norms
-from support.games import numbered
-from test_trained import WORTHS, worth_game
 
 
 def test_knowledge_is_half_of_fisher_and_the_mean_square_of_what_a_head_writes(model: Seq2Seq, splits: Splits) -> None:
@@ -36,21 +33,6 @@ def test_all_but_one_keeps_one_head_of_a_block(model: Seq2Seq, splits: Splits) -
         others = [other for other in model.grid if other.block == head.block and other != head]
         gates = HeadMask(model.grid, frozenset(others)).gates()
         torch.testing.assert_close(scores[n], -measure(model, splits.score, gates).loss.mean())
-
-
-def test_movement_opens_exactly_so_many_heads_and_moves_the_closed_ones_too() -> None:
-    """k falls along a cubic curve to what is kept after half of the steps."""
-    seen: list[Tensor] = []
-    scorer, signs = Movement(keep=3, steps=9, batch_size=16), torch.tensor([1.0, -1.0]).double().repeat(9)
-    values = scorer(worth_game(signs * WORTHS, seen), numbered(range(1, 129)), seed=0).values[0]
-    wanted = [round(3 + 15 * max(0.0, 1 - 2 * step / 8) ** 3) for step in range(9)]
-    assert wanted[0] == 18
-    assert wanted[4:] == [3] * 5
-    assert (signs[seen[-1][0] == 1] == 1).all(), "those that moved up are open"
-    for gates, count in zip(seen, wanted, strict=True):
-        assert set(gates.unique().tolist()) <= {0.0, 1.0}
-        assert gates.sum(dim=1).tolist() == [count] * 16
-    torch.testing.assert_close(values, 0.9 * signs, rtol=0, atol=1e-4)  # nine steps of 0.1, towards what helps
 
 
 @torch.no_grad()
