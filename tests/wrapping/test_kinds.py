@@ -186,7 +186,7 @@ def test_a_report_has_the_worst_kind_and_a_row_for_each(heads: Heads) -> None:
         assert row["quality"].item() == pytest.approx(quality)
     drawn = next(iter(accuracy_curves(found.tables)))
     assert "beside the whole model on the kind of examples that loses most" in drawn.caption
-    assert drawn.figure.axes[0].get_ylabel() == "change of accuracy on the kind that loses most"
+    assert drawn.figure.axes[0].get_ylabel() == "change of accuracy, worst kind"
     heights = {y for line in drawn.figure.axes[0].lines for x, y in line.get_xydata() if x > 0}
     assert heights >= {*(pruning["quality"] - pruning["dense_quality"])[pruning["heads_removed"] > 0]}
     summary = found.tables["summary"]

@@ -185,7 +185,7 @@ def accuracy_curves(tables: Tables) -> Plot:
         plots.draw_curve(axes, curve, "heads_removed", label=f"{scorer}, then {name}", **look)
     units, rows = unit_name(tables), [most_removed(own) for _, own in tables["summary"].groupby("recovery", sort=False)]
     plots.mark_choice(axes, plots.beside_whole(pd.DataFrame(rows), by_kind))
-    label = f"change of {quality} on the kind that loses most" if by_kind else quality
+    label = f"change of {quality}, worst kind" if by_kind else quality
     axes.set(xlabel=f"{unit_name(tables)} removed, of {int(pruning['heads_total'].max())}", ylabel=label)
     if in_percent(quality) and not by_kind:
         axes.set_ylim(-0.03, 1.03)

@@ -204,7 +204,7 @@ def worth(tables: Tables) -> Plot | None:
         label = "pruned" if name == NOTHING else str(name)
         if fewest in best.index:
             value = best.loc[fewest, QUALITY]
-            reached.append(f"{label} {f'{value:+.2f}' if by_kind else quality_of(value, tables)}")
+            reached.append(f"{label} {plots.number(value, 2) if by_kind else quality_of(value, tables)}")
         look = {**plots.line_style(i), "markersize": 5, "label": f"{label}{cost}"}
         axes.plot(best["speedup"], best[QUALITY], **look)
     label = f"change of {quality}" if by_kind else quality
