@@ -246,7 +246,7 @@ def _with_blocks(
                 except Unsupported as error:
                     failed = error
                 else:
-                    if found is None or _clarity(again) >= _clarity(found):
+                    if found is None or given is not None or _clarity(again) > _clarity(found):
                         found, model = again, changed.model
     if found is None:
         assert failed is not None
