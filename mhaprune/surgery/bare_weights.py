@@ -278,20 +278,27 @@ def _biases(
     """Return the parameters that are the biases of these maps, each with the paths of the maps in their order."""
     found: dict[str, dict[int, str]] = {}
     rows: dict[str, int] = {}
+    whole: list[tuple[str, dict[int, str]]] = []
     for name, layout in layouts.items():
-        begin = 0
-        for path, count in zip(layout.paths(name), layout.parts, strict=True):
-            added = {use.bias for use in uses[name] if use.begin == begin and use.bias}
-            begin, rows[path] = begin + count, count
-            if len(added) == 1:
-                bias, first = added.pop()
-                found.setdefault(bias, {}).setdefault(first, path)
+        parts = dict(zip(accumulate(layout.parts[:-1], initial=0), layout.paths(name), strict=True))
+        rows |= dict(zip(layout.paths(name), layout.parts, strict=True))
+        for use in uses[name]:
+            if use.bias is not None and use.begin in parts:
+                bias, first = use.bias
+                found.setdefault(bias, {}).setdefault(first, parts[use.begin])
+                if first == use.begin and layer.get_parameter(bias).numel() == sum(layout.parts):
+                    whole.append((bias, parts))
+    for bias, parts in whole:  # some of which were not seen with it: a bias may be added later, or be scaled
+        found[bias] = parts | found[bias]
+    taken = Counter(path for by_place in found.values() for path in by_place.values())
     biases = {}
     for bias, by_place in found.items():
         own, places = layer.get_parameter(bias), sorted(by_place)
         paths = tuple(by_place[place] for place in places)
         ends = [*accumulate((rows[path] for path in paths), initial=0)]
-        if [*places, own.numel()] == ends and own.dim() + len(paths) <= max(3, 1 + len(paths)):
+        alone = all(taken[path] == 1 for path in paths)
+        wide = sum(size != 1 for size in own.shape) > 1 and len(paths) > 1  # of which no view has fewer heads
+        if alone and [*places, own.numel()] == ends and not wide and own.dim() <= 2:
             biases[bias] = paths
     return biases
 
@@ -355,7 +362,8 @@ class LinearParameters(TorchFunctionMode):
             for part, weight in zip(parts, matrix.split([len(each.weight) for each in parts]), strict=True):
                 self.maps[weight.data_ptr(), weight.shape] = (part, weight)
         for bias, (paths, shape) in layer.linear_biases.items():
-            self.given[bias] = _joined([layer.get_submodule(path).bias for path in paths]).view(-1, *shape[1:])
+            numbers = _joined([layer.get_submodule(path).bias for path in paths])
+            self.given[bias] = numbers.view(_fitted(shape, len(numbers)))
 
     def __enter__(self) -> Self:
         vars(self.layer).update(self.given)

@@ -17,7 +17,7 @@ from mhaprune.discovery.attention import discover
 from mhaprune.discovery.hints import check_attention, unseen
 from mhaprune.discovery.neurons import find_neurons, name_neurons
 from mhaprune.heads import BlockId, HeadGrid, HeadMask
-from mhaprune.hooks.blocks import ROLES, AttentionBlock, Block, Unsupported, name_blocks
+from mhaprune.hooks.blocks import AttentionBlock, Block, Unsupported, name_blocks
 from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.hooks.pytree import mapped, precise
 from mhaprune.losses import Drift, Judge, check_counted, check_fits, name_of, quality_for, unit_of
@@ -228,7 +228,7 @@ def _with_blocks(
     call: ModelCall, given: Sequence[AttentionBlock | Block] | None, units: Collection[str]
 ) -> tuple[nn.Module, Blocks]:
     """Return a model with its blocks, found or given. If something was left out, or blocks are given, the model may be
-    a copy in which more is found: maps are called there whose weights are handed to functions, or are parameters."""
+    a copy, in which maps are called whose weights are handed to functions, or are parameters."""
     found, model, failed = None, call.model, None
     try:
         found = _blocks(call, given, units)
@@ -236,34 +236,19 @@ def _with_blocks(
         failed = error
     changed = call
     for change in CHANGES:
-        if found is not None and given is None and not found[2] and all(map(_is_whole, found[0])):
+        if found is not None and given is None and not found[2] and not any(block.why_not for block in found[0]):
             break
         with suppress(Exception):  # of a model that may be anybody's
             before, changed = changed, changed.of(change(changed.first))
             if changed.model is not before.model:
                 try:
-                    again = _blocks(changed, given, units)
+                    found, model = _blocks(changed, given, units), changed.model
                 except Unsupported as error:
                     failed = error
-                else:
-                    if found is None or given is not None or _clarity(again) > _clarity(found):
-                        found, model = again, changed.model
     if found is None:
         assert failed is not None
         raise failed
     return model, found
-
-
-def _is_whole(block: Block) -> bool:
-    """Return whether a block can be cut as far as is known, and all linear maps that make its heads are."""
-    return not block.why_not and (not block.attends or len({source.role for source in block.made_by} & {*ROLES}) == 3)
-
-
-def _clarity(found: Blocks) -> tuple[int, ...]:
-    """Return how much is known of the blocks of a model: it is larger if more can be cut, and more maps are found."""
-    blocks, _, not_seen, _ = found
-    usable = [block for block in blocks if not block.why_not]
-    return len(usable), -len(not_seen), sum(len(block.made_by) for block in usable)
 
 
 def _blocks(call: ModelCall, given: Sequence[AttentionBlock | Block] | None, units: Collection[str]) -> Blocks:

@@ -174,16 +174,26 @@ class WithLinear(Chunked):
         return made
 
 
-class Packed(WithLinear):
-    """One bias for two weights."""
+class Partly(WithLinear):
+    """A part of the bias is added after a factor, and one is not used."""
+
+    def three(self, x: Tensor) -> Sequence[Tensor]:
+        q, k, v = (F.linear(x, w) for w in self.w.chunk(3))
+        of_q, _, of_v = self.b.chunk(3)
+        return [q * K**-0.5 + of_q, k, v + of_v]
+
+
+class Packed(Chunked):
+    """One bias for two weights, and one of two dimensions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.w, self.k, self.v, self.b = drawn(WIDTH, WIDTH), drawn(WIDTH, WIDTH), drawn(WIDTH, WIDTH), drawn(2 * WIDTH)
+        self.c = drawn(1, WIDTH)
 
     def three(self, x: Tensor) -> Sequence[Tensor]:
         of_q, of_v = self.b.chunk(2)
-        return [F.linear(x, self.w, of_q), F.linear(x, self.k), F.linear(x, self.v, of_v)]
+        return [F.linear(x, self.w, of_q), F.linear(x, self.k) + self.c, F.linear(x, self.v, of_v)]
 
 
 class Columns(Chunked):

@@ -29,6 +29,7 @@ from support.bare_weights import (
     Mixed,
     OwnLinear,
     Packed,
+    Partly,
     Rearranged,
     Reversed,
     Stacked,
@@ -42,8 +43,21 @@ from support.own_layers import GONE, HEADS, WIDTH, Net, apart, batches, call, ca
 from support.sizes import slow
 
 KINDS = [
-    *(Matrices, OwnLinear, Rearranged, Grouped, WithLinear, Packed, BiasAgain, StackedOnce, ByFunction, Gated),
-    *slow(ByEinsum, ByAddmm, ByHead, Broadcast, WidthFirst, Chunked, Columns, Stacked, Unbound, Reversed, Mixed),
+    *(Matrices, OwnLinear, Rearranged, Grouped, Partly, Packed, BiasAgain, StackedOnce, ByFunction, Gated),
+    *slow(
+        ByEinsum,
+        ByAddmm,
+        ByHead,
+        Broadcast,
+        WidthFirst,
+        Chunked,
+        Columns,
+        Stacked,
+        WithLinear,
+        Unbound,
+        Reversed,
+        Mixed,
+    ),
 ]
 
 

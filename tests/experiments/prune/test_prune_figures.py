@@ -24,7 +24,7 @@ def row(schedule: str, recovery: str, kept: int, exact: float, **more: Any) -> d
     place = {"schedule": schedule, "scorer": scorer, "recovery": recovery, "draw": 0, "heads_kept": kept}
     place |= {"heads_total": 6, "heads_removed": 6 - kept, "kept": " ".join(left), "control": False, "note": ""}
     place["removed"] = " ".join(head for head in HEADS if head not in left)
-    return place | {"quality": exact, "choose_quality": exact, "steps": 30} | interval | more
+    return place | {"quality": exact, "choose_quality": exact, "choose_drop": 1 - exact, "steps": 30} | interval | more
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_quality_is_drawn_against_speed_with_the_best_choice_of_each_size(tables
     recovery = tables["recovery"].assign(seconds=2.0)
     # The greedy choice of four heads is worse on the choose split. That it is better on the report split is not read.
     greedy = (recovery["schedule"] == "greedy") & (recovery["heads_kept"] == 4) & ~recovery["control"]
-    recovery.loc[greedy, ["choose_quality", "quality"]] = [0.1, 0.999]
+    recovery.loc[greedy, ["choose_drop", "quality"]] = [0.9, 0.999]
     removed = recovery.loc[recovery["heads_kept"] < 6, "removed"].unique()
     latency = pd.DataFrame(
         {"removed": removed, "speedup": [2.0 if len(names.split()) < 3 else 4.0 for names in removed]}

@@ -23,7 +23,16 @@ from mhaprune.recoveries.base import pruned_digest
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.storage.cache import Make
 from mhaprune.subject import Subject
-from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_MOST, CHOOSE_QUALITY, NOTHING, QUALITY, QUARTILES
+from mhaprune.tables import (
+    BEST_OF_SIZE,
+    CHOOSE_DROP,
+    CHOOSE_MOST,
+    CHOOSE_QUALITY,
+    DENSE_QUALITY,
+    NOTHING,
+    QUALITY,
+    QUARTILES,
+)
 
 SHOWN = [*WAY, "heads_removed"]
 """The columns that identify a model in the table `shift`."""
@@ -138,7 +147,7 @@ def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float)
     rows = []
     for way, curve in _ways(table):
         row = summary_of(curve, dense, tolerance, "heads_kept", "kept", "steps", "note")
-        control = controls.loc[controls["heads_kept"] == row["heads_kept"], QUALITY]
+        control = _beside(controls[controls["heads_kept"] == row["heads_kept"]], row[DENSE_QUALITY])
         beside = {"quality": control.mean(), "least": control.min(), "most": control.max(), "draws": len(control)}
         row |= {"control": bool(curve["control"].any()), **{f"control_{name}": x for name, x in beside.items()}}
         rows.append(dict(zip(WAY, way, strict=True)) | row)
@@ -149,12 +158,20 @@ def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
     yield from table[~table["control"]].groupby(WAY, sort=False)
     for recovery, rows in table[table["control"]].groupby("recovery", sort=False):
         exact = [f"{split}quality" for split in ("", "choose_")]
+        dense = rows.groupby("heads_kept")[DENSE_QUALITY].transform("first") if DENSE_QUALITY in rows else nan
+        rows = rows.assign(**{QUALITY: _beside(rows, dense)})
         means = rows.groupby("heads_kept", sort=False)[[*exact, CHOOSE_DROP]].transform("mean")
         # The interval of one draw is not valid for the mean.
         blank = {f"{name}{end}": nan for name in (QUALITY, CHOOSE_DROP) for end in ("_low", "_high")} | {
             CHOOSE_MOST: nan
         }
         yield (BEST_OF_SIZE, BEST_OF_SIZE, recovery), rows.assign(**means, **blank).drop_duplicates("heads_kept")
+
+
+def _beside(rows: pd.DataFrame, dense: Any) -> pd.Series:
+    """Return the quality of models, which may be on several kinds of examples, as changes from that of the whole model
+    on the same kind, added to `dense`."""
+    return dense + rows[QUALITY] - rows[DENSE_QUALITY] if DENSE_QUALITY in rows else rows[QUALITY]
 
 
 def models_of(trials: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[dict[Any, Any], Trial]]:

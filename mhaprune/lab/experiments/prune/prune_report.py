@@ -22,6 +22,7 @@ from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.plots import Plot, amount, needs, wrapped
 from mhaprune.lab.reporting.sentences import Aside, as_fast, quality_of, right
 from mhaprune.tables import (
+    CHOOSE_DROP,
     HEAD,
     KIND,
     NOTHING,
@@ -185,7 +186,6 @@ def worth(tables: Tables) -> Plot | None:
     table = plots.beside_whole(tables["recovery"], by_kind).query("heads_removed > 0")
     table = table.assign(speedup=times["speedup"].reindex(table["removed"]).to_numpy()).dropna(subset="speedup")
     # The best way to choose heads for each number of heads, so that a line is what each recovery can do.
-    chosen = f"choose_{QUALITY}"
     if table.empty:
         return None
     figure = plots.new_figure(figsize=(7, 4.4))
@@ -197,7 +197,7 @@ def worth(tables: Tables) -> Plot | None:
         if rows["control"].any():
             best = rows.groupby("heads_kept")[["speedup", QUALITY]].mean()
         else:
-            best = rows.loc[rows.groupby("heads_kept")[chosen].idxmax()].set_index("heads_kept")
+            best = rows.loc[rows.groupby("heads_kept")[CHOOSE_DROP].idxmin()].set_index("heads_kept")
         best = best.sort_values("speedup")
         steps, seconds = rows["steps"].median(), rows["seconds"].median()
         cost = f" ({int(steps)} steps, {amount(seconds, 1)} s)" if name != NOTHING else ""
