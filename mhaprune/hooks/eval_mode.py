@@ -42,7 +42,7 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
 
 class Examples(Protocol):
-    """A batch of which a part can be taken, and which a model can be called with."""
+    """A batch for a model. A slice of it is a smaller batch."""
 
     def __getitem__(self, rows: slice) -> Self: ...
 
@@ -51,7 +51,7 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class ModelCall:
-    """A model with a batch and the way to call it: the call that is repeated wherever a model is looked at."""
+    """A model, a batch and a function that calls the model with it. The call can be repeated."""
 
     model: nn.Module
     batch: Examples

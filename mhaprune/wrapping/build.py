@@ -147,9 +147,9 @@ def understand(
     weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     tried = Batches.extremes([*splits.values()])
     batch = tried.first(len(tried)).converted(weight.device, weight.dtype)
-    tried_call = ModelCall(model, batch, run)
-    check_buffers(tried_call)
-    model, (found, names, not_seen, alone) = _with_blocks(tried_call, blocks, units)
+    call_of_batch = ModelCall(model, batch, run)
+    check_buffers(call_of_batch)
+    model, (found, names, not_seen, alone) = _with_blocks(call_of_batch, blocks, units)
     for name, split in splits.items():
         check_counted(loss, split, name)
         check_fits(model, {"loss": loss, "quality": quality}, split)

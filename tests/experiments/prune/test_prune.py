@@ -16,7 +16,7 @@ from mhaprune.data import Examples
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.inputs import Study
 from mhaprune.lab.experiments.prune import trials
-from mhaprune.lab.experiments.prune.prune import best_of_each_size, choose_next, smallest_table
+from mhaprune.lab.experiments.prune.prune import _ways, best_of_each_size, choose_next, smallest_table
 from mhaprune.lab.model.checkpoint import load
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.runs.run import build
@@ -355,3 +355,12 @@ def test_of_equal_qualities_the_smaller_loss_is_chosen(order: int, study: Study)
     ]
     [best] = best_of_each_size(found[::order])
     assert best.columns == {"choose_quality": 0.9, "choose_loss": 0.1}
+
+
+def test_controls_of_several_kinds_stand_beside_the_whole_model_on_one() -> None:
+    draws = {"quality": [0.85, 0.25], "dense_quality": [0.9, 0.3], "kind": ["one", "other"]}
+    way = {"schedule": "greedy", "scorer": "greedy", "recovery": "from_scratch", "control": True, "heads_kept": 2}
+    same = {**way, "choose_quality": 0.5, "choose_drop": 0.05}
+    ((_, rows),) = _ways(pd.DataFrame(draws).assign(**same, draw=[0, 1]))
+    assert rows["quality"].tolist() == pytest.approx([0.85]), "each loses 0.05 of its own"
+    assert rows["dense_quality"].tolist() == [0.9]

@@ -169,8 +169,8 @@ def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
 
 
 def _beside(rows: pd.DataFrame, dense: Any) -> pd.Series:
-    """Return the quality of models, which may be on several kinds of examples, as changes from that of the whole model
-    on the same kind, added to `dense`."""
+    """Return the quality of each row. If rows are of several kinds of examples, it is `dense` and the change from the
+    whole model on the kind of the row."""
     return dense + rows[QUALITY] - rows[DENSE_QUALITY] if DENSE_QUALITY in rows else rows[QUALITY]
 
 
