@@ -92,7 +92,7 @@ class Data(ABC):
     def counterpart(self) -> Self:
         """Return a corrupt counterpart of every example, of the same length: the thing asked about is missing. Raises
         ValueError for examples that have none."""
-        raise ValueError("needs a corrupt counterpart of every example, wrap(..., corrupt=batches)")
+        raise ValueError("needs a corrupt counterpart of every example, which corrupt=batches gives")
 
     def __iter__(self) -> NoReturn:
         """Raise TypeError: examples are not iterable. Python would otherwise try the items 0, 1, 2."""
@@ -162,7 +162,7 @@ class Splits(Generic[Part]):
 
     def __getitem__(self, name: str) -> Part:
         if name not in self.given:
-            raise ValueError(f"{name}: no batches were given, name them: wrap(..., {name}=batches)")
+            raise ValueError(f"{name}: no batches were given, which {name}=batches does")
         return self.given[name]
 
     def items(self) -> Iterable[tuple[str, Part]]:

@@ -5,8 +5,8 @@ on five of seven skills: by the skill that needs a group most, by the mean of th
 loss of each skill is measured on other texts, also for the two skills that no choice has read. Each draw takes other
 texts and hides another pair of skills. A draw that is in `choices.csv` in FOLDER is not made again.
 
-With `--within 0.1`, instead, `heads.prune(within=0.1)` takes as many groups as no listed skill loses more by, and
-`within.csv` has what each skill then loses on other texts. Needs pip install -e '.[hf]' -e examples/models and what
+With `--within 0.1`, instead, `heads.prune(within=0.1)` with a refit takes as many of the 270 heads as no listed skill
+loses more by, and `within.csv` has what each skill then loses on other texts. Such a draw takes ten minutes. Needs pip install -e '.[hf]' -e examples/models and what
 examples/models/pyproject.toml names for smollm2. A draw takes five minutes.
 """
 
@@ -63,19 +63,14 @@ def promised(draw: int, cache: str, within: float) -> pd.DataFrame:
     how: dict[str, Any] = {"quality": quality, "call": read.call, "report": report, "prove": "none"}
     heads = mhaprune.wrap(read.model, loss, score=score, choose=listed(read.splits["choose"], hidden), **how)
     where = {"draw": draw, "within": within}
-    tables = []
-    for refit in (False, True):
-        try:
-            small = heads.units("group").prune(within=within, by="attribution", over="worst", refit=refit)
-        except ValueError as error:
-            tables.append(pd.DataFrame([where | {"refit": refit, "groups_left": 90, "refused": str(error)}]))
-            continue
-        again = mhaprune.wrap(small, loss, score=score, **how)
-        whole, left = (each.evaluate().dropna(subset="kind").set_index("kind") for each in (heads, again))
-        table = left[["quality"]].assign(lost=whole["quality"] - left["quality"]).reset_index()
-        kept = len(again.units("group").grid)
-        tables.append(table.assign(**where, refit=refit, groups_left=kept, hidden=table["kind"].isin(hidden)))
-    return pd.concat(tables, ignore_index=True)
+    try:
+        small = heads.prune(within=within, by="attribution", over="worst", refit=True)
+    except ValueError as error:
+        return pd.DataFrame([where | {"heads_left": len(heads.grid), "refused": str(error)}])
+    again = mhaprune.wrap(small, loss, score=score, **how)
+    whole, left = (each.evaluate().dropna(subset="kind").set_index("kind") for each in (heads, again))
+    table = left[["quality"]].assign(lost=whole["quality"] - left["quality"]).reset_index()
+    return table.assign(**where, heads_left=len(again.grid), hidden=table["kind"].isin(hidden))
 
 
 def choices(heads: Any, of_prose: Any, draw: int) -> Iterator[tuple[str, int, HeadMask]]:

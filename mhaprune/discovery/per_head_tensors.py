@@ -30,13 +30,15 @@ class Followed:
         self.seen = seen
         """Replaces the numbers of small parameters during the call; None to leave them."""
         self.stored: dict[str, Tensor] = {}
-        """The parameters and buffers, by their path."""
+        """The parameters, buffers and other tensors of modules, by their path."""
         self._given: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         """Arguments and their copies with a gradient, by identity and version."""
 
     def store(self, path: str, module: nn.Module, stack: ExitStack) -> None:
-        """Follow the parameters and buffers of a module until the stack is closed."""
-        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+        """Follow the parameters, buffers and tensors that are plain attributes of a module until the stack is
+        closed."""
+        plain = [(name, value) for name, value in vars(module).items() if isinstance(value, Tensor)]
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False), *plain]:
             if not tensor.is_floating_point() or name in RUNNING:
                 continue
             if isinstance(tensor, nn.Parameter) and self.seen and tensor.numel() <= SMALL:

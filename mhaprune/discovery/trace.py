@@ -10,21 +10,22 @@ Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value hea
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointError
 
 from mhaprune.attention.layer import MultiHeadAttention
+from mhaprune.discovery.found import Found
 from mhaprune.discovery.layouts import (
     NOTHING,
     columns_of_heads,
     reached,
     rows_of_heads,
+    rows_read,
     without_repeats,
 )
 from mhaprune.discovery.leading import folded, leading
@@ -38,14 +39,13 @@ from mhaprune.discovery.per_head_tensors import (
     learned_factor,
 )
 from mhaprune.hooks.attention_calls import Attend, AttentionCalls, attention_interface
-from mhaprune.hooks.blocks import ROLES, Block, Rows, Unsupported, block_of, neighbours, shared_words, within
+from mhaprune.hooks.blocks import ROLES, Block, Rows, around, block_of, neighbours, within
 from mhaprune.hooks.eval_mode import ModelCall, aside
 from mhaprune.hooks.functional_linear import WeightsInUse
 from mhaprune.hooks.pytree import features_dim, is_convolution, is_linear, same_tensor
 from mhaprune.hooks.softmaxes import Softmaxes, lengths_in
 from mhaprune.surgery.record import Cut
 
-UNREAD = "no linear module that is called reads what its heads say"
 SUM = "what reads its heads reads their sum with other states, so that no gate closes them alone (is there no W_O?)"
 MIXED = (
     "its heads are mixed before the first linear module that reads them, so they cannot be gated one by one (a norm"
@@ -59,42 +59,6 @@ INFERENCE = (
 REMEMBERED = 32
 """Number of linear modules that are remembered, the most recently called ones. The source of queries, keys and values
 is searched among them."""
-
-
-@dataclass(eq=False)
-class Found:
-    """Facts about one attention call that discovery has seen."""
-
-    module: nn.Module
-    heads: int
-    of_kv: tuple[int, ...]
-    rows: dict[str, Rows | str] = field(default_factory=dict)
-    """The rows of the linear modules that make each head's query, key and value, by these names; or a text that says
-    why they were not found."""
-    context: Tensor | None = None
-    """The heads' outputs as a leaf, (B, H, T, K), or (B, T, H, K) if `heads_last`."""
-    heads_last: bool = False
-    out: nn.Module | None = None
-    also: dict[nn.Module, None] = field(default_factory=dict)
-    """More maps that read the heads, see `Block.also`."""
-    read: Tensor | None = None
-    """The input of W_O."""
-    columns: tuple[tuple[int, ...], ...] = ()
-    scored_by: set[str] = field(default_factory=set)
-    """The paths of the linear modules that its attention weights, or what is added to its scores, are made by."""
-    cross: bool = False
-    numbers: list[tuple[str, int]] = field(default_factory=list)
-    """See `Block.numbers`."""
-    inputs: list[tuple[int | str, int]] = field(default_factory=list)
-    """See `Block.inputs`."""
-    inner: Tensor | None = None
-    """The factor of each head in its values or weights, (H,), see `inner_factor`."""
-    factor: Tensor | None = None
-    """The factor of each head on its way to W_O, (H,), if it is one number in all places."""
-    gated: bool = False
-    """True if the layer has learned the factor."""
-    unusable: str = UNREAD
-    """The reason why its heads cannot be gated one by one; empty if they can."""
 
 
 def traced(
@@ -111,8 +75,6 @@ def traced(
             with call.at_rest(gradients=True), trace.watching(numbers):
                 call()
             break
-        except CheckpointError:
-            raise Unsupported("model: computes parts again for gradients (checkpointing), which must be off") from None
         except RuntimeError:  # of code that takes no gradients with respect to its own tensors
             if not numbers:
                 raise
@@ -225,7 +187,7 @@ class Trace:
         if not value.numel():  # of a layer that has lost its head
             return attend(query, key, value)
         first = len(self.found)
-        said = self._found_by(attend, query, key, value)
+        said = self._found_by(attend, query, key, value, *(options[name] for name in ("weights",) if name in options))
         if isinstance(scores := options.get("weights", options.get("attn_mask")), Tensor) and scores.requires_grad:
             for found in self.found[first:]:
                 found.scored_by = {self.paths[module] for module, *_ in reached(scores.sum(), self.leaves)}
@@ -235,30 +197,29 @@ class Trace:
                     self.overlooked[self.paths[found.module]] = ""
         return said
 
-    def _found_by(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Note attention with queries, keys and values of any leading dimensions."""
-        made, path = (query, key, value), self.paths[self.running[-1]]
+    def _found_by(self, attend: Attend, *made: Tensor) -> Tensor:
+        """Note attention with queries, keys and values, and weights if they are known, of any leading dimensions."""
+        (query, key, value), path = made[:3], self.paths[self.running[-1]]
         if torch.is_inference_mode_enabled():
             self.overlooked[path] = INFERENCE
             return attend(query, key, value)
         several = query.dim() == 3 and (len(query) > 1 or path in self.pruned)  # one example: so these are heads
         if query.dim() < 3 or (query.dim() == 3 and not several):
-            if query.dim() < 3 or not all(reached(x.sum(), self.leaves) for x in made):
+            if query.dim() < 3 or not all(reached(x.sum(), self.leaves) for x in made[:3]):
                 self.overlooked[path] = ""
                 return attend(query, key, value)
             one = self._of_heads(lambda *each: attend(*(x[0] for x in each))[None], *(x[None] for x in made))
             return one[0]
         if query.dim() == 4 and len(query) == 1:
             return self._of_heads(attend, *made)
-        shared = aside(folded)(made, self.leaves) if query.dim() == 3 else None
+        shared = aside(folded)(made[:3], self.leaves) if query.dim() == 3 else None
         if shared is not None and len({*map(len, made)}) == 1:
 
             def joined(*each: Tensor) -> Tensor:
                 return attend(*(x.flatten(0, 1) for x in each)).unflatten(0, shared)
 
-            query, key, value = (x.unflatten(0, shared) for x in made)
-            return self._found_by(joined, query, key, value).flatten(0, 1)
-        lead = aside(leading)(made, self.leaves)
+            return self._found_by(joined, *(x.unflatten(0, shared) for x in made)).flatten(0, 1)
+        lead = aside(leading)(made[:3], self.leaves)
         if query.dim() == 4 and lead.heads == (1,):
             return self._of_heads(attend, *made)
 
@@ -267,11 +228,15 @@ class Trace:
 
         return lead.back(self._of_heads(in_order, *map(lead.by_head, made)))
 
-    def _of_heads(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _of_heads(
+        self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
         """Note attention of one example, or its windows, with query (B, H, T, K)."""
         found = self._begin(self.running[-1], query, key, value)
         out = attend(query.detach(), key.detach(), value.detach())
         self._find_numbers(found, [out, query, key, value])
+        if weights is not None and self.known is None:
+            self._find_scores(found, weights)
         if value.shape[1] == found.heads and self._numbers_of_heads(found):
             made = found.rows.get("value")
             leaves = {self.paths[module]: leaf for module, leaf in self.leaves}
@@ -295,11 +260,11 @@ class Trace:
             if isinstance(rows.get(name), str) and made_of.shape[1] == H:
                 self.unexplained = True
                 holds = any(is_linear(part) for part in module.modules())
-                around = self.paths[module] if holds else self.paths[module].rpartition(".")[0]
+                layer = self.paths[module] if holds else self.paths[module].rpartition(".")[0]
                 if own := self._by_weights(made_of):
-                    numbers |= own
+                    numbers |= {path: dim for path, dim in own.items() if within(path, layer)}  # else it is given
                     del rows[name]
-                elif not any(within(self.paths[m], around) for m, *_ in reached(made_of.sum(), self.leaves)):
+                elif not any(within(self.paths[m], layer) for m, *_ in reached(made_of.sum(), self.leaves)):
                     rows[name] = NOTHING  # but an earlier layer
         once = [name for name in ROLES[1:] if isinstance(made := rows.get(name), Rows) and len(made.heads) == 1 < G]
         if once == ["key", "value"]:
@@ -334,11 +299,12 @@ class Trace:
     @aside
     def _find_numbers(self, found: Found, computed: Sequence[Tensor]) -> None:
         """Record the tensors that hold a part for each head: parameters and buffers of the module, outputs of linear
-        modules in it, and its arguments."""
+        modules in it, and its arguments. They may also be of the module around it that makes the queries."""
         if self.known is not None:
             return
-        H, path, given = found.heads, self.paths[found.module], self.given.get(found.module, {})
+        H, given = found.heads, self.given.get(found.module, {})
         made = {rows.path for rows in found.rows.values() if isinstance(rows, Rows)}
+        path = self._layer(found)
         noted = {*dict(found.numbers), *dict(found.inputs)}
         leaves = [(self.paths[module], leaf) for module, leaf in self.leaves if within(self.paths[module], path)]
         heads = [(module, leaf) for module, leaf in self.leaves if self.paths[module] in made]
@@ -359,6 +325,30 @@ class Trace:
                 owner, _, last = name.rpartition(".") if where is found.numbers else ("", "", "")
                 kept = vars(self.model.get_submodule(owner))["_buffers"] if last == "weight" else {}
                 where += [(f"{owner}.{each}", dim) for each in RUNNING if kept.get(each) is not None]
+
+    @aside
+    def _find_scores(self, found: Found, weights: Tensor) -> None:
+        """Record the rows that make attention weights (B, H, T, U), but neither the queries nor the keys of the product
+        that was found: those of keys, if it is that of queries and positions (Dai et al. 2019)."""
+        if weights.dim() != 4 or weights.shape[1] != found.heads or not weights.requires_grad:
+            return
+        known: dict[str, set[int]] = {}
+        for rows in (rows for rows in found.rows.values() if isinstance(rows, Rows)):
+            known.setdefault(rows.path, set()).update(*rows.heads)
+        read = {self.paths[self.leaves[n][0]]: rows for n, rows in rows_read(weights, self.leaves).items()}
+        if all(known.get(path, set()).issuperset(rows) for path, rows in read.items()):
+            return
+        made, _ = rows_of_heads(weights, self.leaves, self.paths)
+        for rows in () if isinstance(made, str) else made:
+            rest = tuple(tuple(row for row in head if row not in known.get(rows.path, ())) for head in rows.heads)
+            if within(rows.path, self._layer(found)) and len(rest) == found.heads and all(rest):
+                found.rows[f"score of {rows.path}"] = Rows(rows.path, rest)
+
+    def _layer(self, found: Found) -> str:
+        """Return the path of the smallest module in which a call of attention is, and the maps that make its
+        queries."""
+        made = [rows.path for name, rows in found.rows.items() if name.startswith("query") and isinstance(rows, Rows)]
+        return around(self.paths[found.module], *made)
 
     def _sources(self, name: str, heads: Tensor, H: int) -> dict[str, Rows | str]:
         """Return the rows of the linear modules that made these heads, (B, heads, T, K), or the reason why there are
@@ -435,8 +425,8 @@ class Trace:
     def _own_part(self, found: Found, x: Tensor) -> bool:
         """Return whether what is added to the heads is made by linear modules of the layer itself, part by part."""
         made, _ = rows_of_heads(torch.stack([x[..., list(each)] for each in found.columns], 1), self.leaves, self.paths)
-        around = self.paths[found.module]
-        return not isinstance(made, str) and all(within(rows.path, around) for rows in made)
+        layer = self.paths[found.module]
+        return not isinstance(made, str) and all(within(rows.path, layer) for rows in made)
 
     @staticmethod
     def _reads_elsewhere(found: Found, x: Any) -> bool:
@@ -459,14 +449,14 @@ class Trace:
         as those of a softmax do.
         """
         path, out = self.paths[found.module], self.paths[cast("nn.Module", found.out)]
-        around = ".".join(path.split(".")[: shared_words(path, out)])  # which holds both
+        layer = around(path, out)
         H, followed = found.heads, self._numbers_of_heads(found)
         heads_dim = 2 if found.heads_last else 1
         tensors = [tensor for *_, tensor in followed]
         found.factor, read = learned_factor(x, cast("Tensor", found.context), heads_dim, tensors, found.inner)
         found.gated = any(read)
         for (where, name, tensor), is_read in zip(followed, read, strict=True):
-            mine = where is found.inputs or within(name, around)
+            mine = where is found.inputs or within(name, layer)
             if is_read and mine and tensor.numel() == H and name not in dict(where):
                 where.append((name, list(tensor.shape).index(H) - tensor.dim()))
 

@@ -311,6 +311,11 @@ def shared_words(path: str, other: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], words))
 
 
+def around(path: str, *others: str) -> str:
+    """Return the path of the smallest module in which all of these are, or that is them all."""
+    return ".".join(path.split(".")[: min((shared_words(path, other) for other in others), default=None)])
+
+
 def weight_of(module: nn.Module) -> Tensor:
     """Return the weight of a linear module as (outputs, inputs). It shares the storage of the module. The inputs of a
     convolution are those at all places of its kernel."""

@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 P = ParamSpec("P")
@@ -23,8 +24,8 @@ _resting: set[tuple[int, bool]] = set()
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Put the model in evaluation mode, without gradients of weights, without a key-value cache and without compiled
-    code; restore it at the end, with the attributes of its modules."""
+    """Put the model in evaluation mode, without gradients of weights, without a key-value cache, compiled code and
+    checkpoints; restore it at the end, with the attributes of its modules."""
     state = (id(model), torch.is_grad_enabled())
     if {state, (id(model), True)} & _resting:  # for one pass of many
         yield
@@ -33,7 +34,7 @@ def at_rest(model: nn.Module) -> Iterator[None]:
     owners: list[tuple[str, Any]] = [("training", module) for module in model.modules()]
     if torch.is_grad_enabled():
         owners += [("requires_grad", parameter) for parameter in model.parameters()]
-    with without_results(model), switched_off([*owners, ("use_cache", config)]), eager():
+    with without_results(model), switched_off([*owners, ("use_cache", config)]), eager(), without_checkpoints():
         _resting.add(state)
         try:
             yield
@@ -95,6 +96,34 @@ def eager() -> Any:
 
 
 @contextmanager
+def without_checkpoints() -> Iterator[None]:
+    """Run parts that are checkpointed as others, while gradients are followed: a checkpoint hides them. So also with
+    functions that others made like that of torch, whose arguments are the part, the number of its inputs, and these."""
+    held, names = vars(torch.autograd.Function)["apply"], ("_checkpoint_without_reentrant_generator",)
+
+    def apply(kind: Any, *args: Any, **named: Any) -> Any:
+        if len(args) > 1 and callable(args[0]) and isinstance(args[1], int):
+            part, count, *given = args
+            return part(*(given if isinstance(count, bool) else given[:count]))  # of torch it is a flag
+        return held.__get__(None, kind)(*args, **named)
+
+    def nothing(*_: Any) -> Iterator[None]:
+        yield
+
+    if not torch.is_grad_enabled():
+        yield
+        return
+    own = {name: vars(torch.utils.checkpoint)[name] for name in names if hasattr(torch.utils.checkpoint, name)}
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    vars(torch.utils.checkpoint).update(dict.fromkeys(own, nothing))
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = held  # type: ignore[method-assign]
+        vars(torch.utils.checkpoint).update(own)
+
+
+@contextmanager
 def switched_off(attributes: Iterable[tuple[str, Any]]) -> Iterator[None]:
     """Set these attributes of these objects to False while the context lasts. Attributes that are missing or not true
     are left alone."""
@@ -111,10 +140,13 @@ def switched_off(attributes: Iterable[tuple[str, Any]]) -> Iterator[None]:
 @contextmanager
 def without_results(model: nn.Module) -> Iterator[None]:
     """Put back at the end what calls in this context leave in attributes of modules and hangs on a graph, such as
-    attention weights. A model with such an attribute cannot be copied."""
-    states = map(vars, model.modules())
+    attention weights, and take tensors off it that calls write to, as caches. A model with such an attribute cannot be
+    copied."""
+    states = [*map(vars, model.modules())]
     before = [(now, {name: now[name] for name in now.keys() - HELD}) for now in states]
     lists = [(value, value.copy()) for _, held in before for value in held.values() if type(value) is list]
+    written = [each for _, held in before for each in held.values()] + [*model.buffers()]
+    written = [each for each in written if isinstance(each, Tensor) and each.is_leaf and not each.requires_grad]
     try:
         yield
     finally:
@@ -126,6 +158,9 @@ def without_results(model: nn.Module) -> Iterator[None]:
         for value, items in lists:
             if _is_result(value):
                 value[:] = items
+        for tensor in written:
+            if not tensor.is_leaf:
+                tensor.detach_()
 
 
 def _is_result(value: Any) -> bool:

@@ -92,9 +92,16 @@ CHUNK = 2**16
 
 @torch.no_grad()
 def weight_sums(model: nn.Module) -> tuple[int, ...]:
-    """Return a number for each weight and buffer that changes if one of its bits does, or if its values change places:
-    the sum of the values, read as whole numbers, times factors drawn for their places."""
-    return tuple(_sum_of_bits(tensor.detach()) for tensor in (*model.parameters(), *model.buffers()))
+    """Return a number for each weight and saved buffer that changes if one of its bits does, or if its values change
+    places: the sum of the values, read as whole numbers, times factors drawn for their places. Buffers that are not
+    saved, as tables of rotations, are what a call may keep for the next."""
+    saved = (
+        buffer
+        for part in model.modules()
+        for name, buffer in part.named_buffers(recurse=False)
+        if name not in part._non_persistent_buffers_set
+    )
+    return tuple(_sum_of_bits(tensor.detach()) for tensor in (*model.parameters(), *saved))
 
 
 def _sum_of_bits(tensor: Tensor) -> int:

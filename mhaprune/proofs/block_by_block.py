@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.data import Data
 from mhaprune.heads import HeadMask
-from mhaprune.hooks.blocks import Block, Unsupported, shared_words, weight_of
+from mhaprune.hooks.blocks import Block, Unsupported, around, weight_of
 from mhaprune.hooks.eval_mode import at_rest
 from mhaprune.hooks.gating import hooked
 from mhaprune.hooks.pytree import mapped, tensors_in
@@ -246,5 +246,6 @@ def largest(differences: Sequence[float]) -> float:
 
 def _above(block: Block) -> list[str]:
     """Return the paths of the modules that hold a block and its W_O, the smallest first; "" is the model."""
-    shared = block.out.split(".")[: min(shared_words(block.path, out) for out in block.outs)]
+    path = around(block.path, *block.outs)
+    shared = path.split(".") if path else []
     return [".".join(shared[:length]) for length in range(len(shared), -1, -1)]

@@ -37,7 +37,7 @@ def told_apart(examples: Data) -> dict[str, Tensor]:
     is_long_E = lengths_E > lengths_E.median()
     kinds = {"short": (~is_long_E).nonzero().flatten().cpu(), "long": is_long_E.nonzero().flatten().cpu()}
     if len(kinds["long"]) < 2:
-        raise ValueError("profile: needs kinds of examples, wrap(..., score={name: batches, ...}), or a column kind")
+        raise ValueError("profile: needs kinds of examples, score={name: batches, ...} or a column kind")
     return kinds
 
 

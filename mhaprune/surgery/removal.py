@@ -24,8 +24,8 @@ from mhaprune.hooks.blocks import (
     Rows,
     Source,
     Unsupported,
+    around,
     block_of,
-    shared_words,
     weight_of,
     within,
 )
@@ -40,7 +40,7 @@ COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 """Names of attributes that hold the number of heads of a module."""
 WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim")
 """Names of attributes that hold the width of all heads together."""
-MORE_COUNTS = (("head",), ("head", "embed", "hidden", "inner", "dim", "width"))
+MORE_COUNTS = (("head", "group"), ("head", "group", "embed", "hidden", "inner", "dim", "width"))
 """Two lists of words. An attribute with one of them in its name may hold a number of heads, or their width. The first
 list is tried first."""
 
@@ -144,7 +144,9 @@ def remove_heads(
             cut.attributes[path] = cut.attributes.get(path, {}) | values
         if block.translated:
             made = [widths[source.rows.path] for source in block.made_by if source.role]
-            cut.attributes[block.path]["sizes_of_heads"] = _sizes(attention, block, stay, made)
+            layer = around(block.path, *block.outs)
+            now = _sizes(model.get_submodule(layer), block, stay, made)
+            cut.attributes[layer] = cut.attributes.get(layer, {}) | {"sizes_of_heads": now}
     for path, part in model.named_modules() if cut.heads else ():
         if "called_maps" in vars(part):
             cut.attributes[path] = cut.attributes.get(path, {}) | {name: getattr(part, name) for name in ATTRIBUTES}
@@ -225,25 +227,26 @@ def with_own_keys(model: Any, block: Block) -> Block:
             own = tuple(tuple(range(start + h * K, start + (h + 1) * K)) for h in range(H))
             made_by[n] = Source(Rows(path, own), tuple(range(H)), source.role)
     K = block.head_dim
-    for holder in _holders(model, block).values():
-        for name, now in _of_groups(holder, H, G, H).items():
-            setattr(holder, name, now)
-    for path, name in filter(lambda pair: _counts_keys(pair[1]), _named(block)):
-        if (value := _number(model.get_submodule(path), name)) in (G, G * K):
+    for path, name in _named(block):
+        value = _number(model.get_submodule(path), name)
+        if value in (G, G * K) and (_counts_keys(name) or value not in (H, H * K)):
             place, _, last = name.rpartition(".")
             owner: Any = model.get_submodule(path)
             if place:
                 setattr(owner, place, copy.copy(getattr(owner, place)))
                 owner = getattr(owner, place)
             setattr(owner, last, value // G * H)
+    for holder in _holders(model, block).values():
+        for name, now in _of_groups(holder, H, G, H).items():
+            setattr(holder, name, now)
     return replace(block, made_by=tuple(made_by))
 
 
 def _holders(model: nn.Module, block: Block) -> dict[str, nn.Module]:
     """Return the modules from that of a block up to the one that holds its W_O too, by their paths."""
-    words = block.path.split(".") if block.path else []
-    shared = min(shared_words(block.path, out) for out in block.outs)
-    paths = [".".join(words[:n]) for n in range(len(words), shared - 1, -1)]
+    last, paths = around(block.path, *block.outs), [block.path]
+    while paths[-1] != last:
+        paths.append(paths[-1].rpartition(".")[0])
     return {path: model.get_submodule(path) for path in paths}
 
 
@@ -364,14 +367,11 @@ def _attributes(attention: nn.Module, block: Block, keep: Sequence[int]) -> dict
     attributes: dict[str, Any] = {}
     heads, width = {H: len(keep)}, {H * K: len(keep) * K}
     counts = [name for name in COUNTS if name != "n_heads" or not _shares_its_bias(attention)]
-    for names, now in ((counts, heads), (WIDTHS, width), (block.counts, heads | width)):
+    for names, now in ((counts, heads), (WIDTHS, width), (("num_key_value_heads",), _counted(block, keep)[1])):
         attributes |= {name: now[value] for name in names if (value := _number(attention, name)) in now}
-    _, of_keys = _counted(block, keep)
-    for name in {"num_key_value_heads", *filter(_counts_keys, block.counts)}:
-        if (value := _number(attention, name)) in of_keys:
-            attributes[name] = of_keys[value]
     if not hasattr(attention, "num_key_value_groups"):
         attributes |= _of_groups(attention, H, len(set(block.of_kv)), len(kv_left), len(keep))
+    attributes |= {name: now for name in block.counts if (now := _left(attention, name, block, keep)) is not None}
     if block.as_written:
         attributes = {}
     if hasattr(attention, "num_key_value_groups"):
@@ -396,7 +396,6 @@ def _attributes(attention: nn.Module, block: Block, keep: Sequence[int]) -> dict
 
 def _around(model: nn.Module, block: Block, keep: Sequence[int]) -> dict[str, dict[str, int]]:
     """Return the attributes of modules around an attention module that must change with its heads, by their path."""
-    now, of_keys = _counted(block, keep)
     found: dict[str, dict[str, int]] = {}
     if block.hollow:
         return found
@@ -405,10 +404,17 @@ def _around(model: nn.Module, block: Block, keep: Sequence[int]) -> dict[str, di
             G, left = len(set(block.of_kv)), len({block.of_kv[h] for h in keep})
             found[path] = _of_groups(holder, block.heads, G, left, len(keep))
     for path, name in _named(block):
-        of_this = of_keys if _counts_keys(name) else now
-        if path != block.path and (value := _number(model.get_submodule(path), name)) in of_this:
-            found.setdefault(path, {})[name] = of_this[value]
+        if path != block.path and (now := _left(model.get_submodule(path), name, block, keep)) is not None:
+            found.setdefault(path, {})[name] = now
     return {path: values for path, values in found.items() if values}
+
+
+def _left(module: nn.Module, name: str, block: Block, keep: Sequence[int]) -> int | None:
+    """Return what an attribute that counts heads, or their keys and values, is later; None for another number."""
+    of_heads, of_keys = _counted(block, keep)
+    value = _number(module, name)
+    now = of_heads | of_keys if _counts_keys(name) else of_keys | of_heads
+    return None if value is None else now.get(value)
 
 
 def _counts_keys(name: str) -> bool:
@@ -428,8 +434,7 @@ def _in_einops(model: nn.Module, block: Block, keep: Sequence[int]) -> dict[str,
         return {}
     heads, of_keys = _counted(block, keep)
     now = of_keys | heads
-    words = block.out.split(".")[: shared_words(block.path, block.out)]
-    start = ".".join(words)
+    start = around(block.path, block.out)
     found: dict[str, dict[str, int]] = {}
     for path, layer in model.get_submodule(start).named_modules(prefix=start):
         lengths = getattr(layer, "axes_lengths", None)
@@ -453,7 +458,7 @@ def _sizes(attention: nn.Module, block: Block, keep: Sequence[int], made: Sequen
 def _shares_its_bias(attention: nn.Module) -> bool:
     """Return whether an attention module makes a position bias for other layers too, as that of T5 does. The bias stays
     that of all heads, and each layer takes its part of it."""
-    return hasattr(attention, "relative_attention_bias") or hasattr(attention, "has_relative_attention_bias")
+    return hasattr(attention, "has_relative_attention_bias")
 
 
 def _number(attention: nn.Module, name: str) -> int | None:
@@ -487,5 +492,6 @@ def with_more_counts(model: nn.Module, block: Block, words: Sequence[str]) -> Bl
         if within(block.out, path):
             break
         path, up = path.rpartition(".")[0], f"..{up}"
-    config = [f"config.{name}" for name in (*COUNTS, "num_key_value_heads")] if hasattr(attention, "config") else []
+    of_config = (*COUNTS, "num_key_value_heads", "n_query_groups")
+    config = [f"config.{name}" for name in of_config] if hasattr(attention, "config") else []
     return replace(block, counts=(*block.counts, *names, *config))

@@ -262,6 +262,8 @@ class Sizes(TorchFunctionMode):
     def _viewed(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
         if len(shape) == 1:  # a number for each head, as a gate
             return self._counted(shape, sizes, anywhere=True) or sizes
+        if (folded := self._folded(shape, sizes)) is not None:
+            return folded
         if len(shape) > 1 and sizes and whole(shape[-1], sizes[-1]):
             split = self._in_heads(shape, sizes) if shape[-1] in self.before else sizes
             if split is sizes and (counted := self._counted(shape, sizes)) is not None:
@@ -273,6 +275,19 @@ class Sizes(TorchFunctionMode):
                     return [*sizes[:-1], new]
             return self._counted(shape, sizes, anywhere=True) or sizes
         return sizes
+
+    def _folded(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[int] | None:
+        """Return the sizes of a view that puts examples and heads into one dimension, the first, or takes them apart;
+        None for another view."""
+        if not whole(*shape, *sizes) or min(len(shape), len(sizes)) < 2:
+            return None
+        if [*shape[2:]] == [*sizes[1:]]:
+            folds = (n for n in (1, 0) for old in self.before.get(shape[n], ()) if sizes[0] == shape[1 - n] * old)
+            return next(([shape[0] * shape[1], *sizes[1:]] for _ in folds), None)
+        if [*shape[1:]] == [*sizes[2:]]:
+            parts = (n for n in (1, 0) if self.now.get(sizes[n], 0) * sizes[1 - n] == shape[0])
+            return next(([*sizes[:n], self.now[sizes[n]], *sizes[n + 1 :]] for n in parts), None)
+        return None
 
     def _counted(self, shape: Sequence[int], sizes: Sequence[int], anywhere: bool = False) -> Sequence[int] | None:
         """Return the sizes of a view with the kept number of heads where they name that of all, as in a view of scores:

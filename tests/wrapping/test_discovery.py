@@ -311,12 +311,32 @@ def test_attention_without_a_dimension_of_heads_is_one_head(kind: Any) -> None:
         assert (small(X) - shut(X)).abs().max() < 1e-6
 
 
+class OwnCheckpoint(torch.autograd.Function):
+    """A checkpoint as others write it, which runs without gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Any, count: int, *given: Tensor) -> Any:
+        with torch.no_grad():
+            return part(*given[:count])
+
+
+class ByOwnCheckpoint(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = OwnCheckpoint.apply(super().forward, 1, x, *self.parameters())
+        return out
+
+
 @pytest.mark.filterwarnings("ignore:.*requires_grad")
-def test_checkpoints_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"^model: computes parts again for gradients \(checkpointing\)"):
-        wrapped(again(reentrant=False))
-    with pytest.raises(ValueError, match=r"^layers.0 \(Again\): runs without gradients \(no_grad, or checkpointing"):
-        wrapped(again(reentrant=True))
+@pytest.mark.parametrize("kind", [again(reentrant=False), again(reentrant=True), ByOwnCheckpoint])
+def test_checkpoints_hide_nothing(kind: Any) -> None:
+    heads, plain = wrapped(kind), wrapped(Attention)
+    assert repr(heads) == repr(plain)
+    mask = heads.mask(2, by="attribution")
+    assert mask == plain.mask(2, by="attribution")
+    before = torch.autograd.Function.apply
+    small = heads.prune(mask=mask)
+    assert (small(X) - plain.prune(mask=mask)(X)).abs().max() < 1e-6
+    assert torch.autograd.Function.apply == before
 
 
 class Experts(nn.Module):

@@ -1,0 +1,47 @@
+"""The facts that discovery sees of one call of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from mhaprune.hooks.blocks import Rows
+
+UNREAD = "no linear module that is called reads what its heads say"
+
+
+@dataclass(eq=False)
+class Found:
+    """Facts about one attention call that discovery has seen."""
+
+    module: nn.Module
+    heads: int
+    of_kv: tuple[int, ...]
+    rows: dict[str, Rows | str] = field(default_factory=dict)
+    """The rows of the linear modules that make each head's query, key and value, by these names; or a text that says
+    why they were not found."""
+    context: Tensor | None = None
+    """The heads' outputs as a leaf, (B, H, T, K), or (B, T, H, K) if `heads_last`."""
+    heads_last: bool = False
+    out: nn.Module | None = None
+    also: dict[nn.Module, None] = field(default_factory=dict)
+    """More maps that read the heads, see `Block.also`."""
+    read: Tensor | None = None
+    """The input of W_O."""
+    columns: tuple[tuple[int, ...], ...] = ()
+    scored_by: set[str] = field(default_factory=set)
+    """The paths of the linear modules that its attention weights, or what is added to its scores, are made by."""
+    cross: bool = False
+    numbers: list[tuple[str, int]] = field(default_factory=list)
+    """See `Block.numbers`."""
+    inputs: list[tuple[int | str, int]] = field(default_factory=list)
+    """See `Block.inputs`."""
+    inner: Tensor | None = None
+    """The factor of each head in its values or weights, (H,), see `inner_factor`."""
+    factor: Tensor | None = None
+    """The factor of each head on its way to W_O, (H,), if it is one number in all places."""
+    gated: bool = False
+    """True if the layer has learned the factor."""
+    unusable: str = UNREAD
+    """The reason why its heads cannot be gated one by one; empty if they can."""
