@@ -144,9 +144,9 @@ def remove_heads(
             cut.attributes[path] = cut.attributes.get(path, {}) | values
         if block.translated:
             made = [widths[source.rows.path] for source in block.made_by if source.role]
-            layer = around(block.path, *block.outs)
-            now = _sizes(model.get_submodule(layer), block, stay, made)
-            cut.attributes[layer] = cut.attributes.get(layer, {}) | {"sizes_of_heads": now}
+            holder = around(block.path, *block.outs)
+            sizes = _sizes(model.get_submodule(holder), block, stay, made)
+            cut.attributes[holder] = cut.attributes.get(holder, {}) | {"sizes_of_heads": sizes}
     for path, part in model.named_modules() if cut.heads else ():
         if "called_maps" in vars(part):
             cut.attributes[path] = cut.attributes.get(path, {}) | {name: getattr(part, name) for name in ATTRIBUTES}
@@ -366,12 +366,13 @@ def _attributes(attention: nn.Module, block: Block, keep: Sequence[int]) -> dict
     kv_left = sorted(set(of_kv))
     attributes: dict[str, Any] = {}
     heads, width = {H: len(keep)}, {H * K: len(keep) * K}
-    counts = [name for name in COUNTS if name != "n_heads" or not _shares_its_bias(attention)]
-    for names, now in ((counts, heads), (WIDTHS, width), (("num_key_value_heads",), _counted(block, keep)[1])):
+    usual = [name for name in COUNTS if name != "n_heads" or not _shares_its_bias(attention)]
+    for names, now in ((usual, heads), (WIDTHS, width), (("num_key_value_heads",), _counted(block, keep)[1])):
         attributes |= {name: now[value] for name in names if (value := _number(attention, name)) in now}
     if not hasattr(attention, "num_key_value_groups"):
         attributes |= _of_groups(attention, H, len(set(block.of_kv)), len(kv_left), len(keep))
-    attributes |= {name: now for name in block.counts if (now := _left(attention, name, block, keep)) is not None}
+    counts = [(name, _left(attention, name, block, keep)) for name in block.counts]
+    attributes |= {name: left for name, left in counts if left is not None}
     if block.as_written:
         attributes = {}
     if hasattr(attention, "num_key_value_groups"):
