@@ -1,0 +1,144 @@
+"""Attention as well-known repositories write it, each in a few lines."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from support.own_layers import GONE, HEADS, WIDTH, Layer, apart, check, closed, made, wrapped
+
+K = WIDTH // HEADS
+
+
+class Core(nn.Module):
+    """Attention alone, a part of a layer that has its maps and numbers."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT / K**0.5).softmax(-1) @ v
+
+
+class WithCore(Layer):
+    """The layer counts its heads by a letter, as the BERT of codertimo."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core, self.h, self.d_k = Core(), self.num_heads, K
+        del self.num_heads
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        return [f(x).view(len(x), -1, self.h, self.d_k).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        said = self.core(*self.split(x)).transpose(1, 2).contiguous()
+        return self.W_o(said.view(len(x), -1, self.h * self.d_k))
+
+
+class Memories(WithCore):
+    """Each head also sees keys and values that it has learned, as in the diffusion models of lucidrains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learned = nn.Parameter(torch.zeros(2, HEADS, HEADS, K))
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        q, k, v = super().split(x)
+        more = (each.expand(len(x), -1, -1, -1) for each in self.learned)
+        return [q, *(torch.cat(both, dim=2) for both in zip(more, (k, v), strict=True))]
+
+
+class OfInput(Layer):
+    """A width that is computed from that of the input, and heads and examples in one dimension, as in former."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        (B, T, D), h = x.shape, self.num_heads
+        s = D // h
+        q, k, v = (f(x).view(B, T, h, s) for f in (self.W_q, self.W_k, self.W_v))
+        q, k, v = (each.transpose(1, 2).contiguous().view(B * h, T, s) for each in (q, k, v))
+        said = torch.bmm((torch.bmm(q, k.mT) / s**0.5).softmax(2), v).view(B, h, T, s)
+        return self.W_o(said.transpose(1, 2).contiguous().view(B, T, s * h))
+
+
+class Relative(Layer):
+    """Scores of content and of distance (Dai et al. 2019), the second one last, with keys that one map makes beside the
+    values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_kv, self.W_r = nn.Linear(WIDTH, 2 * WIDTH, bias=False), nn.Linear(2, WIDTH, bias=False)
+        self.u, self.v = (nn.Parameter(torch.zeros(HEADS, K)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1]).to(x)
+        r = self.W_r(torch.stack([places.sin(), places.cos()], dim=-1))
+        q, k, v, r = (y.unflatten(-1, (self.num_heads, -1)) for y in (self.W_q(x), *self.W_kv(x).chunk(2, -1), r))
+        of_content = torch.einsum("bihd,bjhd->bhij", q + self.u, k)
+        weights = (of_content + torch.einsum("bihd,jhd->bhij", q + self.v, r)).softmax(-1)
+        return self.W_o(torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2))
+
+
+class Local(Layer):
+    """Groups whose number has another name, as in gpt-fast."""
+
+    name = "n_local_heads"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_head, self.d_head = self.num_heads, K
+        setattr(self, self.name, 2)
+        del self.num_heads
+        self.qkv = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        G = getattr(self, self.name)
+        sizes = [self.n_head * K, G * K, G * K]
+        q, k, v = (y.unflatten(-1, (-1, K)).transpose(1, 2) for y in self.qkv(x).split(sizes, -1))
+        k, v = (y.repeat_interleave(self.n_head // G, dim=1) for y in (k, v))
+        return self.W_o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class QueryGroups(Local):
+    name = "n_query_groups"
+
+
+class Kept(Layer):
+    """Keys and values are written into tensors that are plain attributes, and a table into a buffer that is not saved.
+    What T5 calls its bias is none here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.values = (torch.zeros(6, 12, HEADS, K) for _ in range(2))
+        self.relative_attention_bias = None
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, _ = x.shape
+        if self.table is None or len(self.table) < T:
+            self.register_buffer("table", torch.arange(T).to(x)[:, None], persistent=False)
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)) for f in (self.W_q, self.W_k, self.W_v))
+        self.keys, self.values = self.keys.to(x), self.values.to(x)
+        self.keys[:B, :T], self.values[:B, :T] = k, v + self.table[:T, None]
+        q, k, v = (y.transpose(1, 2) for y in (q, self.keys[:B, :T], self.values[:B, :T]))
+        return self.W_o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("kind", [WithCore, Memories, OfInput, Relative, Local, QueryGroups])
+def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
+    check(kind, tmp_path)
+
+
+def test_what_a_call_keeps_in_a_layer_is_cut_and_left_as_it_was() -> None:
+    model = made(Kept).double()
+    apart(model, model)  # a call, after which what it keeps is of float64 too
+    for _ in range(2):
+        for layer in model.layers:
+            layer.table = None
+        heads = wrapped(model)
+        assert repr(heads).endswith("all removable")
+        heads.score("taylor")
+        small = heads.prune(mask=GONE)
+        assert apart(small, closed(model, ["layers.0.W_o", "layers.1.W_o"], GONE)) < 1e-9
+        assert apart(copy.deepcopy(small), small) == 0
