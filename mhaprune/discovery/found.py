@@ -9,6 +9,16 @@ from torch import Tensor, nn
 from mhaprune.hooks.blocks import Rows
 
 UNREAD = "no linear module that is called reads what its heads say"
+SUM = "what reads its heads reads their sum with other states, so that no gate closes them alone (is there no W_O?)"
+MIXED = (
+    "its heads are mixed before the first linear module that reads them, so they cannot be gated one by one (a norm"
+    " over all heads, or a W_O that is no linear module?)"
+)
+NO_GRAD = "runs without gradients (no_grad, or checkpointing, which must be off)"
+INFERENCE = (
+    "runs under torch.inference_mode, in which nothing can be traced; if that is a decorator, take it away first:"
+    " model.forward = type(model).forward.__wrapped__.__get__(model)"
+)
 
 
 @dataclass(eq=False)

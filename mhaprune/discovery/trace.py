@@ -46,16 +46,6 @@ from mhaprune.hooks.pytree import features_dim, is_convolution, is_linear, same_
 from mhaprune.hooks.softmaxes import Softmaxes, lengths_in
 from mhaprune.surgery.record import Cut
 
-SUM = "what reads its heads reads their sum with other states, so that no gate closes them alone (is there no W_O?)"
-MIXED = (
-    "its heads are mixed before the first linear module that reads them, so they cannot be gated one by one (a norm"
-    " over all heads, or a W_O that is no linear module?)"
-)
-NO_GRAD = "runs without gradients (no_grad, or checkpointing, which must be off)"
-INFERENCE = (
-    "runs under torch.inference_mode, in which nothing can be traced; if that is a decorator, take it away first:"
-    " model.forward = type(model).forward.__wrapped__.__get__(model)"
-)
 REMEMBERED = 32
 """Number of linear modules that are remembered, the most recently called ones. The source of queries, keys and values
 is searched among them."""
@@ -105,6 +95,8 @@ class Trace:
         self.read: dict[str, Tensor] = {}
         """The last input of each linear module, by its path."""
         self.inside = False
+        self.weighed: tuple[nn.Module, Tensor] | None = None
+        """The attention weights that were found last, with the module."""
         self.followed = Followed(None if seen is Tensor.detach else seen)
         self.given: dict[nn.Module, dict[int | str, Any]] = {}
         """The arguments of the last call of each module, by place or name."""
@@ -182,9 +174,11 @@ class Trace:
     def _of_call(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Tensor:
         if self.inside or not self.running:
             return attend(query, key, value)
+        again = False
         if "weights" in options:
             self.softmaxes.known(options["weights"])
-        if not value.numel():  # of a layer that has lost its head
+            again = self._weigh_again(options["weights"])  # values of distances, which are added (Shaw et al. 2018)
+        if again or not value.numel():  # or of a layer that has lost its head
             return attend(query, key, value)
         first = len(self.found)
         said = self._found_by(attend, query, key, value, *(options[name] for name in ("weights",) if name in options))
@@ -196,6 +190,15 @@ class Trace:
                     self.found.remove(found)  # the weights are of another product of the same size
                     self.overlooked[self.paths[found.module]] = ""
         return said
+
+    @aside
+    def _weigh_again(self, weights: Tensor) -> bool:
+        """Return whether attention weights are those that were found last, perhaps in another order."""
+        before, self.weighed = self.weighed, (self.running[-1], weights.detach())
+        if before is None or before[0] is not self.running[-1] or before[1].numel() != weights.numel():
+            return False
+        one, other = (x.flatten().sort().values for x in (before[1], self.weighed[1]))
+        return bool(one[0] < one[-1]) and torch.equal(one, other)
 
     def _found_by(self, attend: Attend, *made: Tensor) -> Tensor:
         """Note attention with queries, keys and values, and weights if they are known, of any leading dimensions."""

@@ -80,6 +80,22 @@ class Relative(Layer):
         return self.W_o(torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2))
 
 
+class RelativeValues(Layer):
+    """Values of distances, which all heads share, are added to what each head says (Shaw et al. 2018)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.far = nn.Parameter(torch.zeros(2 * 12 + 1, K))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        places = torch.arange(x.shape[1])
+        far = self.far[places[:, None] - places + 12]
+        weights = (q @ k.mT + torch.einsum("bhid,ijd->bhij", q, far)).softmax(-1)
+        said = weights @ v + torch.einsum("bhij,ijd->bhid", weights, far)
+        return self.W_o(said.transpose(1, 2).flatten(2))
+
+
 class Local(Layer):
     """Groups whose number has another name, as in gpt-fast."""
 
@@ -125,7 +141,7 @@ class Kept(Layer):
         return self.W_o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("kind", [WithCore, Memories, OfInput, Relative, Local, QueryGroups])
+@pytest.mark.parametrize("kind", [WithCore, Memories, OfInput, Relative, RelativeValues, Local, QueryGroups])
 def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
 
