@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.discovery.found import Found
+from mhaprune.discovery.found import INFERENCE, MIXED, NO_GRAD, SUM, Found
 from mhaprune.discovery.layouts import (
     NOTHING,
     columns_of_heads,
