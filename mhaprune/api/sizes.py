@@ -154,7 +154,7 @@ class Cost(Size):
             return unit_costs(heads, self.batch_size)[1]
         cost = heads.subject.held_weights()
         if self.of == "operations":  # a weight is used once for a token; attention also reads all other tokens
-            read = [2 * block.head_dim * block.attends for block in heads.subject.blocks for _ in block.names]
+            read = [2 * block.head_dim * (block.kind == "head") for block in heads.subject.blocks for _ in block.names]
             cost = cost + heads.splits.score.lengths().double().mean() * torch.tensor(read)
         return cost
 

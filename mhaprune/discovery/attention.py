@@ -1,6 +1,7 @@
 """Find the blocks of heads of a model: what a trace of one call shows, block by block."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from mhaprune.discovery.hints import nothing_found, why_uncut
 from mhaprune.discovery.layouts import above, handed_on, probe
+from mhaprune.discovery.per_head_tensors import made_in_calls
 from mhaprune.discovery.trace import traced
 from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, within
 from mhaprune.hooks.eval_mode import ModelCall
@@ -32,8 +34,8 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
         if trace.whole:
             break
     blocks: dict[str, Block] = {}
-    second: dict[str, None] = {}
     noted = Cut.of(model) or Cut()
+    outs = Counter(path for path, _ in {(trace.paths[found.module], found.out) for found in trace.found if found.out})
     for found in trace.found:
         path = trace.paths[found.module]
         if found.out is None or found.unusable:
@@ -66,26 +68,32 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
             also=tuple(trace.paths[module] for module in found.also),
             calls=1 + len(found.also),
         )
-        if (again := blocks.get(path)) is None:
-            blocks[path] = as_named(block, noted)
+        if outs[path] > 1:
+            block = as_flat(block)
+        if (again := blocks.get(place := block.noted)) is None:
+            blocks[place] = as_named(block, noted)
         elif again.out == block.out and {*again.order.tolist()}.isdisjoint(block.order.tolist()):
-            blocks[path] = joined(again, block)
-        elif again.out == block.out:  # of a shared layer, which is called again: the same heads
+            blocks[place] = joined(again, block)
+        else:  # of a shared layer, which is called again: the same heads
             more = {"numbers": again.numbers + block.numbers, "inputs": again.inputs + block.inputs}
             of_calls: Any = {name: tuple(dict.fromkeys(each)) for name, each in more.items()}
-            blocks[path] = replace(again, calls=again.calls + block.calls, **of_calls)
-        else:  # another attention in the same module
-            second[out] = None
-    scored_by = {trace.paths[found.module]: found.scored_by for found in trace.found}
-    for path, reason in handed_on(blocks, scored_by).items():
-        blocks[path] = replace(blocks[path], why_not=blocks[path].why_not or reason)
-    overlooked = {path: why for path, why in trace.overlooked.items() if not any(within(path, each) for each in blocks)}
+            blocks[place] = replace(again, calls=again.calls + block.calls, **of_calls)
+    scored_by = {
+        trace.paths[each]: found.scored_by for found in trace.found for each in (found.module, found.out) if each
+    }
+    for place, reason in handed_on(blocks, scored_by).items():
+        blocks[place] = replace(blocks[place], why_not=blocks[place].why_not or reason)
+    for place, block in blocks.items():
+        if made := next((path for path, _ in block.numbers if made_in_calls(call, path)), ""):
+            blocks[place] = replace(block, why_not=block.why_not or f"{made} is made in calls, for all its heads")
+    known = {block.path for block in blocks.values()}
+    overlooked = {path: why for path, why in trace.overlooked.items() if not any(within(path, each) for each in known)}
     if not blocks:
         unusable = ((path, why) for path, why in overlooked.items() if why)
         for path, why in unusable:
             raise Unsupported(f"{path or 'model'} ({type(model.get_submodule(path)).__name__}): {why}")
         raise Unsupported(nothing_found(model, trace.read, overlooked))
-    return list(blocks.values()), [*(path or type(model).__name__ for path in overlooked), *second]
+    return list(blocks.values()), [*(path or type(model).__name__ for path in overlooked)]
 
 
 def factors_of_heads(call: ModelCall, blocks: Sequence[Block]) -> dict[str, Tensor]:
@@ -110,6 +118,13 @@ def as_named(block: Block, cut: Cut) -> Block:
         made_by = tuple(replace(source, of=()) for source in block.made_by)
         return replace(block, columns=(), made_by=made_by, names=(), silent=len(block.columns[0]))
     return replace(block, names=tuple(names))
+
+
+def as_flat(block: Block) -> Block:
+    """Return the block of a module that computes other heads too, see `Block.flat`. No attribute can count them."""
+    of_heads = "arguments and tensors of its module" if block.inputs or block.numbers or block.gated_by_layer else ""
+    why_not = block.why_not or (of_heads and f"{of_heads} have a part for each head, and it computes other heads too")
+    return replace(block, flat=True, attends=False, translated=True, as_written=True, why_not=why_not)
 
 
 def joined(one: Block, other: Block) -> Block:

@@ -90,13 +90,13 @@ def rows_of_heads(
 
 
 def handed_on(blocks: Mapping[str, Block], scored_by: Mapping[str, Collection[str]]) -> dict[str, str]:
-    """Return the paths of blocks whose heads are made also by rows that make the heads of another block, as values or
+    """Return the keys of blocks whose heads are made also by rows that make the heads of another block, as values or
     scores that a layer adds to those of the next; each with the reason why they cannot be removed. `scored_by` holds
     the linear modules that the scores of a block are made by."""
     users: dict[str, dict[str, Block]] = {}
     for block in blocks.values():
         for source in block.made_by:
-            users.setdefault(source.rows.path, {})[block.path] = block
+            users.setdefault(source.rows.path, {})[block.noted] = block
     found: dict[str, str] = {}
     for path, of in users.items():
         if len(of) > 1 and any(source.role == "" for block in of.values() for source in block.made_by):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.discovery.layouts import drawn
+from mhaprune.hooks.eval_mode import ModelCall
 
 RUNNING = ("running_mean", "running_var")
 """The buffers of a norm over the batch, which take no gradients; they go with its weight."""
@@ -90,6 +91,25 @@ def dimensions_of_heads(computed: Sequence[Tensor], tensors: Sequence[Tensor]) -
         if reads_HH.any() and torch.equal(reads_HH, reads_HH.diag().diag()):
             found[n] = dim
     return found, not any(H in tensors[n].shape and found[n] is None for n in flat)
+
+
+def made_in_calls(call: ModelCall, path: str) -> bool:
+    """Return whether a tensor of a module, by its path, is one that is not saved and that a call makes anew, as slopes
+    of so many heads: then another call may make it for the heads that are left."""
+    owner, _, name = path.rpartition(".")
+    module = call.model.get_submodule(owner)
+    held = getattr(module, name)
+    if name in module._parameters or (name in module._buffers and name not in module._non_persistent_buffers_set):
+        return False
+    setattr(module, name, None)
+    try:
+        with call.at_rest():
+            call.first()
+    except Exception:  # of a model that may be anybody's, and has no such tensor now
+        return False
+    finally:
+        setattr(module, name, held)
+    return True
 
 
 def factor_of_values(value: Tensor, leaf: Tensor, rows: Sequence[Sequence[int]]) -> Tensor | None:

@@ -131,6 +131,9 @@ class Block:
     also: tuple[str, ...] = ()
     """The paths of more linear maps that read the units, by the same columns at other positions, as in joint attention
     of two streams."""
+    flat: bool = False
+    """True if the module computes the heads of several blocks, each with a W_O of its own: then its attributes, its
+    arguments and the attention weights that it shows are not those of this block."""
     batch_dim: int = 0
     """The dimension of examples in the input of `out`: 1 for a layer that puts positions before examples, 2 for one
     that puts rows and columns before them."""
@@ -152,8 +155,8 @@ class Block:
 
     @property
     def noted(self) -> str:
-        """The path under which a removal is noted: one attention module may hold neurons too."""
-        return self.path if self.kind == "head" else self.out
+        """The path under which a removal is noted: one module may hold several blocks."""
+        return self.path if self.kind == "head" and not self.flat else self.out
 
     @property
     def gated(self) -> str:

@@ -117,8 +117,8 @@ def _of_units(block: Block, leaves: Mapping[str, list[Tensor]]) -> list[Tensor]:
 
 @contextmanager
 def _with_zeros(subject: Any) -> Iterator[dict[str, list[Tensor]]]:
-    """While the context lasts, add zeros to what attention computes, and to the sources of neurons. Yields the zeros by
-    the path of their module, each a leaf of the graph."""
+    """While the context lasts, add zeros to what attention computes, and to the sources of other units. Yields the
+    zeros by the path of their module, each a leaf of the graph."""
     leaves: dict[str, list[Tensor]] = {}
     running: list[str] = []
 
@@ -134,13 +134,13 @@ def _with_zeros(subject: Any) -> Iterator[dict[str, list[Tensor]]]:
     def leave(*_: Any) -> None:
         running.pop()
 
-    neurons = {source.rows.path for block in subject.blocks if block.kind == "neuron" for source in block.made_by}
+    sources = {source.rows.path for block in subject.blocks if not block.attends for source in block.made_by}
     with ExitStack() as stack:
         for path in {block.path for block in subject.blocks if block.attends}:
             module = subject.module.get_submodule(path)
             stack.callback(module.register_forward_pre_hook(lambda *_, path=path: running.append(path)).remove)
             stack.callback(module.register_forward_hook(leave).remove)
-        for path in neurons:
+        for path in sources:
             module = subject.module.get_submodule(path)
             stack.callback(module.register_forward_hook(lambda m, x, output, path=path: added(path, output)).remove)
         stack.enter_context(AttentionCalls(through))

@@ -33,7 +33,7 @@ from mhaprune.hooks.pytree import is_convolution, is_linear
 from mhaprune.surgery.copying import copied
 from mhaprune.surgery.handed_weights import ATTRIBUTES
 from mhaprune.surgery.record import Cut
-from mhaprune.surgery.reshaping import keep_numbers, pairs, store, tie, ties
+from mhaprune.surgery.reshaping import by_block, keep_numbers, store, tie, ties
 from mhaprune.surgery.torch_attention import TorchAttention
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
@@ -139,13 +139,18 @@ def remove_heads(
             if block.kind == "neuron" or (of_torch and not is_linear(model.get_submodule(holder))):  # such as a norm
                 _set_sizes(model, holder, _counted(block, stay)[0], cut)
         cut.heads[block.noted] = [block.names[h] for h in keep]
-        cut.attributes[block.noted] = cut.attributes.get(block.noted, {}) | _attributes(attention, block, stay)
+        place = block.noted if block.kind == "neuron" else block.path
+        cut.attributes[place] = cut.attributes.get(place, {}) | _attributes(attention, block, stay)
         for path, values in (_around(model, block, stay) | _in_einops(model, block, stay)).items():
             cut.attributes[path] = cut.attributes.get(path, {}) | values
         if block.translated:
             made = [widths[source.rows.path] for source in block.made_by if source.role]
             holder = around(block.path, *block.outs)
-            sizes = _sizes(model.get_submodule(holder), block, stay, made)
+            module = model.get_submodule(holder)
+            sizes = _sizes(module, block, stay, made)
+            if block.flat:  # those of the other blocks stay
+                others = cut.attributes.get(holder, {}).get("sizes_of_heads", getattr(module, "sizes_of_heads", []))
+                sizes = others + sizes
             cut.attributes[holder] = cut.attributes.get(holder, {}) | {"sizes_of_heads": sizes}
     for path, part in model.named_modules() if cut.heads else ():
         if "called_maps" in vars(part):
@@ -431,7 +436,7 @@ def _counted(block: Block, keep: Sequence[int]) -> tuple[dict[int, int], dict[in
 def _in_einops(model: nn.Module, block: Block, keep: Sequence[int]) -> dict[str, dict[str, int]]:
     """Return the lengths of axes in the layers of einops around a block that must change with its heads, by their
     path."""
-    if block.kind != "head":
+    if block.kind != "head" or block.flat:
         return {}
     heads, of_keys = _counted(block, keep)
     now = of_keys | heads
@@ -452,8 +457,10 @@ def _sizes(attention: nn.Module, block: Block, keep: Sequence[int], made: Sequen
     H, G, K = block.heads, len(set(block.of_kv)), block.head_dim
     left = len({block.of_kv[h] for h in keep})
     now = {H: len(keep), G: left, H * K: len(keep) * K, G * K: left * K} | dict(made)
-    named = dict(pairs(getattr(attention, "sizes_of_heads", ()))) or {size: size for size in now}
-    return [size for name, before in named.items() for size in (name, now[before])]
+    before = getattr(attention, "sizes_of_heads", [])
+    fits = (named for named in by_block(before) if {H, H * K} <= {*named.values()})
+    named = next(fits, {size: size for size in now})
+    return [size for name, last in named.items() for size in (name, now.get(last, last))]
 
 
 def _shares_its_bias(attention: nn.Module) -> bool:

@@ -11,7 +11,7 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -95,8 +95,8 @@ def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
                 raise ValueError(f"config.mhaprune: {path}.{name} counts no heads")
             setattr(owner, name, value)
         if "inputs_of_heads" in values or "sizes_of_heads" in values:
-            sizes = getattr(module, "sizes_of_heads", None)
-            surround(module, forward_of_fewer_heads, sizes and Sizes(dict(pairs(sizes))))
+            sizes = [Sizes(each) for each in by_block(getattr(module, "sizes_of_heads", []))]
+            surround(module, forward_of_fewer_heads, sizes)
         if "silent_columns" in values:
             surround(module, forward_without_silent)
         if values.keys() & {"kept_of_kv", "kept_heads", "streams"}:
@@ -210,7 +210,7 @@ def keep_numbers(model: Any, path: str, kept: Sequence[int], dim: int, heads: in
     return left
 
 
-def forward_of_fewer_heads(module: Any, inner: Any, sizes: Sizes | None, *arguments: Any, **named: Any) -> Any:
+def forward_of_fewer_heads(module: Any, inner: Any, sizes: Sequence[Sizes], *arguments: Any, **named: Any) -> Any:
     """Call an attention module that was written for all heads, with the kept heads of its arguments and with the sizes
     that are left."""
     if hasattr(module, "inputs_of_heads"):
@@ -221,13 +221,26 @@ def forward_of_fewer_heads(module: Any, inner: Any, sizes: Sizes | None, *argume
                 by_head = x.unflatten(dim, (-1, module.all_heads))  # examples and heads may share the dimension
                 given[key] = by_head.index_select(dim, heads).flatten(dim - 1, dim)
         arguments, named = tuple(given.pop(n) for n in range(len(arguments))), given
-    with sizes or nullcontext():
+    with ExitStack() as stack:
+        for each in sizes:
+            stack.enter_context(each)
         return inner(*arguments, **named)
 
 
 def pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
     """Return the pairs of a list of first, second, first, second, ..."""
     return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def by_block(sizes: Sequence[int]) -> list[dict[int, int]]:
+    """Return the sizes that code names, with the ones that are left, for each block of a module: a name that comes
+    again is that of the next block."""
+    found: list[dict[int, int]] = []
+    for name, now in pairs(sizes):
+        if not found or name in found[-1]:
+            found.append({})
+        found[-1][name] = now
+    return found
 
 
 class Sizes(TorchFunctionMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.data import Splits
-from mhaprune.discovery.attention import discover
+from mhaprune.discovery.attention import as_flat, discover
 from mhaprune.discovery.hints import check_attention, unseen
 from mhaprune.discovery.neurons import find_neurons, name_neurons
 from mhaprune.heads import BlockId, HeadGrid, HeadMask
@@ -207,6 +208,8 @@ def with_window(found: Found, sink: int, recent: int) -> Found:
     """Return a wrapped model whose closed heads see only a window, see `Heads.streaming`."""
     if any(block.kind != "head" for block in found.subject.blocks):
         raise Unsupported("units: neurons cannot stream, wrap with heads alone")
+    if flat := [block.path or "model" for block in found.subject.blocks if block.flat]:
+        raise Unsupported(f"{flat[0]}: computes the heads of several blocks, which cannot stream")
     subject = found.subject.streaming((sink, recent))
     subject = subject.with_module(subject.model, [for_streaming(subject.model, block) for block in subject.blocks])
     found = proved_again(found, subject.changed(prove=subject.prove.replace("none", "blocks")))
@@ -263,7 +266,10 @@ def _blocks(call: ModelCall, given: Sequence[AttentionBlock | Block] | None, uni
             raise
         with call.at_rest():  # neurons need no attention
             attention, overlooked, alone = [], [], call.first()
-    names, not_seen = name_blocks([block.path for block in attention]), tuple(unseen(call.model, attention, overlooked))
+    names, not_seen = (
+        name_blocks([block.noted for block in attention]),
+        tuple(unseen(call.model, attention, overlooked)),
+    )
     if "neuron" not in units:
         return attention, names, not_seen, alone
     neurons, experts = find_neurons(call.first, attention)
@@ -316,7 +322,8 @@ def _attention(call: ModelCall, given: Sequence[AttentionBlock | Block] | None) 
             raise Unsupported(
                 f"blocks: {block.path} with heads={block.heads}: its attention weights are of {shown} heads"
             )
-    return found, [], outputs[0]
+    times = Counter(block.path for block in found)
+    return [as_flat(block) if times[block.path] > 1 else block for block in found], [], outputs[0]
 
 
 def _drift_of(

@@ -283,7 +283,11 @@ class WrappedModel(GatedModel):
         if mask.shape[1] == length:
             return mask
         attended = self._attended(batch)
-        seen = [block for block in self.blocks if not block.cross and length in attended.get(block.path, {})]
+        seen = [
+            block
+            for block in self.blocks
+            if block.attends and not block.cross and length in attended.get(block.path, {})
+        ]
         if not seen:
             raise ValueError(
                 f"needs to know which of {length} positions are padding, {path or 'the model'} does not show it;"

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from support.own_layers import GONE, HEADS, WIDTH, Layer, apart, check, closed, made, wrapped
+import mhaprune
+from mhaprune_literature.attention import Confidence
+from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, check, closed, effect, made, wrapped
 
 K = WIDTH // HEADS
 
@@ -146,6 +148,40 @@ def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
 
 
+def slopes_of(heads: int, length: int) -> Tensor:
+    places = torch.arange(length)
+    return 0.5 ** torch.arange(heads)[:, None, None] * (places - places[:, None])
+
+
+class SlopesOfLayer(Layer):
+    """Slopes (Press et al. 2022) that are a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes: Any = slopes_of(HEADS, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        scores = q @ k.mT + self.slopes[:, : x.shape[1], : x.shape[1]]
+        return self.W_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Slopes(SlopesOfLayer):
+    """They are made when a text is longer than those before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.slopes is None or self.slopes.shape[-1] < x.shape[1]:
+            self.slopes = slopes_of(self.num_heads, x.shape[1])
+        return super().forward(x)
+
+
+def test_tensors_are_cut_that_a_layer_has_not_those_that_a_call_makes() -> None:
+    heads, model = wrapped(made(Slopes)), made(SlopesOfLayer)
+    assert repr(heads).endswith("none removable: layers.0: layers.0.slopes is made in calls, for all its heads")
+    outs = ["layers.0.W_o", "layers.1.W_o"]
+    assert apart(wrapped(model).prune(mask=GONE), closed(model, outs)) < 1e-5
+
+
 def test_what_a_call_keeps_in_a_layer_is_cut_and_left_as_it_was() -> None:
     model = made(Kept).double()
     apart(model, model)  # a call, after which what it keeps is of float64 too
@@ -158,3 +194,57 @@ def test_what_a_call_keeps_in_a_layer_is_cut_and_left_as_it_was() -> None:
         small = heads.prune(mask=GONE)
         assert apart(small, closed(model, ["layers.0.W_o", "layers.1.W_o"], GONE)) < 1e-9
         assert apart(copy.deepcopy(small), small) == 0
+
+
+class Decoder(Layer):
+    """Two kinds of attention in one module: of the text, and of the text backwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.M_q, self.M_k, self.M_v, self.M_o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (y.view(*y.shape[:2], self.num_heads, -1).transpose(1, 2) for y in (q, k, v))
+        return ((q @ k.mT / K**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.W_o(self.attend(self.W_q(x), self.W_k(x), self.W_v(x)))
+        memory = x.flip(1)
+        return y - x + self.M_o(self.attend(self.M_q(y), self.M_k(memory), self.M_v(memory)))
+
+
+class Unhooked(Net):
+    """Layers whose code is run, not they themselves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.embed(x)
+        for layer in self.layers:
+            y = y + layer.forward(y)
+        return self.end(y.mean(1))
+
+
+@pytest.mark.parametrize("net", [Net, Unhooked])
+def test_each_of_several_w_o_of_one_module_has_its_heads(net: type[Net], tmp_path: Path) -> None:
+    model = made(Decoder, net).double()
+    heads, outs = wrapped(model), [f"layers.{n}.{out}" for n in range(2) for out in ("W_o", "M_o")]
+    assert repr(heads).startswith("16 heads in 4 blocks, all with an effect, all removable")
+    assert [str(block) for block in heads.grid.blocks] == ["W_o.0", "M_o.0", "W_o.1", "M_o.1"]
+    small = heads.prune(mask={"W_o.0": [1, 3], "M_o.0": [2], "W_o.1": [0], "M_o.1": [0, 1, 2]})
+    gone = dict(enumerate([[1, 3], [2], [0], [0, 1, 2]]))
+    assert apart(small, closed(model, outs, gone)) < 1e-9
+    mhaprune.save(small, tmp_path)
+    assert apart(mhaprune.load(tmp_path, model=made(Decoder, net, seed=5).double()), small) == 0
+    again = wrapped(small)
+    assert [str(head) for head in again.grid if head.layer == 0] == [
+        "W_o.0.0",
+        "W_o.0.2",
+        *(f"M_o.0.{h}" for h in (0, 1, 3)),
+    ]
+    smaller = again.prune(mask={"W_o.0": [0], "M_o.0": [3]})
+    assert apart(smaller, closed(model, outs, gone | {0: [0, 1, 3], 1: [2, 3]})) < 1e-9
+    rises = heads.score("ablation").set_index(["site", "layer", "head"])["score"]
+    assert rises["M_o", 1, 2] == pytest.approx(effect(model, outs, 3, 2), abs=1e-6)
+    with pytest.raises(ValueError, match="needs attention weights, which"):
+        heads.score(Confidence())
+    with pytest.raises(ValueError, match="cannot stream"):
+        heads.streaming(1, 2)
