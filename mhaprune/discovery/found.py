@@ -51,6 +51,8 @@ class Found:
     """The factor of each head in its values or weights, (H,), see `inner_factor`."""
     factor: Tensor | None = None
     """The factor of each head on its way to W_O, (H,), if it is one number in all places."""
+    weighs_again: bool = False
+    """True if its attention weights weigh other values too."""
     gated: bool = False
     """True if the layer has learned the factor."""
     unusable: str = UNREAD

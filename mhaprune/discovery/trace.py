@@ -178,6 +178,7 @@ class Trace:
         if "weights" in options:
             self.softmaxes.known(options["weights"])
             again = self._weigh_again(options["weights"])  # values of distances, which are added (Shaw et al. 2018)
+            self.found[-1:] = [replace(found, weighs_again=found.weighs_again or again) for found in self.found[-1:]]
         if again or not value.numel():  # or of a layer that has lost its head
             return attend(query, key, value)
         first = len(self.found)
@@ -396,7 +397,7 @@ class Trace:
                 else:
                     found.columns, whole = columns_of_heads(x, leaf, found.heads_last)
                     self.whole = self.whole and whole
-                    found.unusable = self._unusable(found.columns)
+                    found.unusable = self._unusable(found.columns) or self._unusable_beside(found, x)
                 if (
                     not found.unusable
                     and is_sum(x[..., [*chain(*found.columns)]], leaf)
@@ -479,6 +480,14 @@ class Trace:
         if len({column for of_head in columns for column in of_head}) != sum(map(len, columns)):
             return MIXED
         return "W_O reads unequal numbers of columns of its heads" if len({*map(len, columns)}) > 1 else ""
+
+    def _unusable_beside(self, found: Found, x: Tensor) -> str:
+        others = [n for n in range(x.shape[-1]) if n not in {*chain(*found.columns)}]
+        if not others or not found.weighs_again:
+            return ""
+        own = {rows.path for rows in found.rows.values() if isinstance(rows, Rows)}
+        made = {self.paths[self.leaves[n][0]] for n in rows_read(x[..., others], self.leaves)}
+        return "its weights make more of what W_O reads than these heads say" if made & own else ""
 
     def _own(self, layer: MultiHeadAttention, out: nn.Module) -> None:
         """Record a `MultiHeadAttention`, whose layout is known. If a module that contains it calls its output

@@ -94,8 +94,22 @@ class RelativeValues(Layer):
         places = torch.arange(x.shape[1])
         far = self.far[places[:, None] - places + 12]
         weights = (q @ k.mT + torch.einsum("bhid,ijd->bhij", q, far)).softmax(-1)
-        said = weights @ v + torch.einsum("bhij,ijd->bhid", weights, far)
+        said = self.both(weights @ v, torch.einsum("bhij,ijd->bhid", weights, far))
         return self.W_o(said.transpose(1, 2).flatten(2))
+
+    def both(self, one: Tensor, other: Tensor) -> Tensor:
+        return one + other
+
+
+class TwoValues(RelativeValues):
+    """They stand beside what each head says, as in the attention of AlphaFold to points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_o = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def both(self, one: Tensor, other: Tensor) -> Tensor:
+        return torch.cat([one, other], dim=-1)
 
 
 class Local(Layer):
@@ -146,6 +160,20 @@ class Kept(Layer):
 @pytest.mark.parametrize("kind", [WithCore, Memories, OfInput, Relative, RelativeValues, Local, QueryGroups])
 def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
+
+
+class Blocks(TwoValues):
+    """The values of distances come after those of all heads."""
+
+    def both(self, one: Tensor, other: Tensor) -> Tensor:
+        return torch.cat([one, other], dim=1)
+
+
+@pytest.mark.parametrize("kind", [TwoValues, Blocks])
+def test_more_that_the_weights_of_a_head_make_is_never_left(kind: Any) -> None:
+    with pytest.raises(ValueError, match="its weights make more of what W_O reads") as refused:
+        wrapped(made(kind))
+    assert "\n" not in str(refused.value)
 
 
 def slopes_of(heads: int, length: int) -> Tensor:
