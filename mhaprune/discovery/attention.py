@@ -1,7 +1,6 @@
 """Find the blocks of heads of a model: what a trace of one call shows, block by block."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,8 +11,8 @@ from torch import Tensor
 from mhaprune.discovery.hints import nothing_found, why_uncut
 from mhaprune.discovery.layouts import above, handed_on, probe
 from mhaprune.discovery.per_head_tensors import made_in_calls
-from mhaprune.discovery.trace import traced
-from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, within
+from mhaprune.discovery.trace import Trace, traced
+from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, around, within
 from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.surgery.record import Cut
 
@@ -34,8 +33,9 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
         if trace.whole:
             break
     blocks: dict[str, Block] = {}
+    scored_by: dict[str, set[str]] = {}
     noted = Cut.of(model) or Cut()
-    outs = Counter(path for path, _ in {(trace.paths[found.module], found.out) for found in trace.found if found.out})
+    holders = holders_of(trace)
     for found in trace.found:
         path = trace.paths[found.module]
         if found.out is None or found.unusable:
@@ -53,9 +53,10 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
             for name in names
         )
         why_not = (f"its {'factor' if n == 'gate' else n} is {r}" for n, r in found.rows.items() if isinstance(r, str))
-        out = trace.paths[found.out]
+        out, beside = trace.paths[found.out], holders[path]
+        flat = len({*beside.values()}) < len(beside)
         block = Block(
-            path,
+            path if flat or len(beside) == 1 else beside[out],
             out,
             found.columns,
             made_by,
@@ -68,9 +69,9 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
             also=tuple(trace.paths[module] for module in found.also),
             calls=1 + len(found.also),
         )
-        if outs[path] > 1:
-            block = as_flat(block)
-        if (again := blocks.get(place := block.noted)) is None:
+        block = as_flat(block) if flat else block
+        scored_by[place := block.noted] = found.scored_by
+        if (again := blocks.get(place)) is None:
             blocks[place] = as_named(block, noted)
         elif again.out == block.out and {*again.order.tolist()}.isdisjoint(block.order.tolist()):
             blocks[place] = joined(again, block)
@@ -78,9 +79,6 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
             more = {"numbers": again.numbers + block.numbers, "inputs": again.inputs + block.inputs}
             of_calls: Any = {name: tuple(dict.fromkeys(each)) for name, each in more.items()}
             blocks[place] = replace(again, calls=again.calls + block.calls, **of_calls)
-    scored_by = {
-        trace.paths[each]: found.scored_by for found in trace.found for each in (found.module, found.out) if each
-    }
     for place, reason in handed_on(blocks, scored_by).items():
         blocks[place] = replace(blocks[place], why_not=blocks[place].why_not or reason)
     for place, block in blocks.items():
@@ -120,10 +118,26 @@ def as_named(block: Block, cut: Cut) -> Block:
     return replace(block, names=tuple(names))
 
 
+def holders_of(trace: Trace) -> dict[str, dict[str, str]]:
+    """Return for each module that computes attention, by its path, the smallest modules around each W_O and its maps of
+    queries, keys and values that are called, by the path of W_O: layers may share the module."""
+    called = {"", *(trace.paths[module] for module in trace.given)}
+    holders: dict[str, dict[str, str]] = {}
+    for found in trace.found:
+        if found.out is not None and not found.unusable:
+            out = trace.paths[found.out]
+            path = around(out, *(rows.path for rows in found.rows.values() if isinstance(rows, Rows)))
+            while path not in called:
+                path = path.rpartition(".")[0]
+            holders.setdefault(trace.paths[found.module], {})[out] = path
+    return holders
+
+
 def as_flat(block: Block) -> Block:
     """Return the block of a module that computes other heads too, see `Block.flat`. No attribute can count them."""
-    of_heads = "arguments and tensors of its module" if block.inputs or block.numbers or block.gated_by_layer else ""
-    why_not = block.why_not or (of_heads and f"{of_heads} have a part for each head, and it computes other heads too")
+    why_not = block.why_not
+    if block.inputs:
+        why_not = why_not or f"{block.path} is given a part for each head, and computes the heads of other blocks too"
     return replace(block, flat=True, attends=False, translated=True, as_written=True, why_not=why_not)
 
 

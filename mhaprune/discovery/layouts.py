@@ -99,7 +99,9 @@ def handed_on(blocks: Mapping[str, Block], scored_by: Mapping[str, Collection[st
             users.setdefault(source.rows.path, {})[block.noted] = block
     found: dict[str, str] = {}
     for path, of in users.items():
-        if len(of) > 1 and any(source.role == "" for block in of.values() for source in block.made_by):
+        rows = [row for block in of.values() if block.flat for row in {*block.rows_of(path)}]
+        again = len({*rows}) < len(rows) or any(source.role == "" for block in of.values() for source in block.made_by)
+        if len(of) > 1 and again:
             found |= dict.fromkeys(of, f"{path} makes heads of {' and of '.join(of)}, which could only go together")
     for path, before in ((path, before) for path in blocks for before in blocks if before != path):
         own, theirs = ({source.rows.path for source in blocks[each].made_by if source.role} for each in (path, before))

@@ -78,7 +78,7 @@ class Trace:
         self, model: nn.Module, seen: Callable[[Tensor], Tensor], weights: bool, known: Sequence[Block] | None
     ) -> None:
         self.model, self.seen, self.weights = model, seen, weights
-        self.known = known if known is None else {block.path: block for block in known if block.kind == "head"}
+        self.known = known if known is None else {block.path: block for block in known if block.attends}
         self.pruned = set((Cut.of(model) or Cut()).heads)
         """The paths of modules that have lost heads, and may have one that is left."""
         self.whole = True

@@ -5,10 +5,10 @@ Dimensions: H = query heads of a block, K = head_dim, N = all heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, Literal
 
 import torch
@@ -141,6 +141,12 @@ class Block:
     def source(self, role: str) -> Source | None:
         """Return the source of a role; None if it is not known."""
         return next((source for source in self.made_by if source.role == role), None)
+
+    def rows_of(self, path: str) -> Iterator[int]:
+        """Yield the rows of a linear map that make units."""
+        for source in self.made_by:
+            if source.rows.path == path:
+                yield from chain(*source.rows.heads)
 
     @property
     def heads(self) -> int:

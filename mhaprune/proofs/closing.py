@@ -96,7 +96,8 @@ def _read_beside(subject: Any, batch: Any) -> tuple[list[BlockId], Any]:
             above.setdefault(below, []).append(node)
     beside = []
     for name, block in subject.by_name.items():
-        own = set().union(*(maps[path] for path in block.outs))
+        alike = [each for each in subject.blocks if each is block or (block.flat and each.path == block.path)]
+        own = set().union(*(maps[path] for each in alike for path in each.outs))
         ahead = [begins[id(leaf)] for leaf in _of_units(block, leaves) if id(leaf) in begins]
         seen = {*ahead}
         while ahead:
@@ -111,14 +112,14 @@ def _read_beside(subject: Any, batch: Any) -> tuple[list[BlockId], Any]:
 
 def _of_units(block: Block, leaves: Mapping[str, list[Tensor]]) -> list[Tensor]:
     """Return the zeros that are added to what makes the units of a block, see `_with_zeros`."""
-    paths = [block.path] if block.attends else [source.rows.path for source in block.made_by]
+    paths = [block.path] if block.kind == "head" else [source.rows.path for source in block.made_by]
     return [leaf for path in paths for leaf in leaves.get(path, ())]
 
 
 @contextmanager
 def _with_zeros(subject: Any) -> Iterator[dict[str, list[Tensor]]]:
-    """While the context lasts, add zeros to what attention computes, and to the sources of other units. Yields the
-    zeros by the path of their module, each a leaf of the graph."""
+    """While the context lasts, add zeros to what attention computes, and to the sources of neurons. Yields the zeros
+    by the path of their module, each a leaf of the graph."""
     leaves: dict[str, list[Tensor]] = {}
     running: list[str] = []
 
@@ -134,13 +135,13 @@ def _with_zeros(subject: Any) -> Iterator[dict[str, list[Tensor]]]:
     def leave(*_: Any) -> None:
         running.pop()
 
-    sources = {source.rows.path for block in subject.blocks if not block.attends for source in block.made_by}
+    neurons = {source.rows.path for block in subject.blocks if block.kind == "neuron" for source in block.made_by}
     with ExitStack() as stack:
-        for path in {block.path for block in subject.blocks if block.attends}:
+        for path in {block.path for block in subject.blocks if block.kind == "head"}:
             module = subject.module.get_submodule(path)
             stack.callback(module.register_forward_pre_hook(lambda *_, path=path: running.append(path)).remove)
             stack.callback(module.register_forward_hook(leave).remove)
-        for path in sources:
+        for path in neurons:
             module = subject.module.get_submodule(path)
             stack.callback(module.register_forward_hook(lambda m, x, output, path=path: added(path, output)).remove)
         stack.enter_context(AttentionCalls(through))

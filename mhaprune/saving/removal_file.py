@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.measure.outcomes import check_weights_finite
 from mhaprune.settings.refusals import foreign, quoted
 from mhaprune.storage.store import write_file, write_json
+from mhaprune.surgery.bare_weights import MAP
 from mhaprune.surgery.copying import copied
 from mhaprune.surgery.record import Cut
 from mhaprune.surgery.removal import keep_heads
@@ -42,9 +42,8 @@ def load_removal(folder: Path, model: nn.Module | None) -> nn.Module:
     with foreign(f"{folder}: does not fit the model={type(model).__name__}, must be the {name} before any removal"):
         smaller = copied(converted(model)).eval()
         give_shapes(smaller, cut.shapes, cut.attributes)
-        modules = dict(smaller.named_modules())
         for path, heads in cut.heads.items():
-            if isinstance(modules.get(path), MultiHeadAttention):
+            if path not in {*cut.attributes, *cut.shapes} and not path.endswith(MAP):  # what a parameter reads
                 keep_heads(smaller, path, heads)
         cut.noted(smaller)
         for name, tensor in (*smaller.named_parameters(), *smaller.named_buffers()):

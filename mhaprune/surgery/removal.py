@@ -146,12 +146,11 @@ def remove_heads(
         if block.translated:
             made = [widths[source.rows.path] for source in block.made_by if source.role]
             holder = around(block.path, *block.outs)
-            module = model.get_submodule(holder)
-            sizes = _sizes(module, block, stay, made)
-            if block.flat:  # those of the other blocks stay
-                others = cut.attributes.get(holder, {}).get("sizes_of_heads", getattr(module, "sizes_of_heads", []))
-                sizes = others + sizes
-            cut.attributes[holder] = cut.attributes.get(holder, {}) | {"sizes_of_heads": sizes}
+            before = cut.attributes.get(holder, {}).get("sizes_of_heads")
+            before = getattr(model.get_submodule(holder), "sizes_of_heads", []) if before is None else before
+            others = before if [around(each.path, *each.outs) for each in blocks].count(holder) > 1 else []
+            sizes = {"sizes_of_heads": [*others, *_sizes(before, block, stay, made)]}
+            cut.attributes[holder] = cut.attributes.get(holder, {}) | sizes
     for path, part in model.named_modules() if cut.heads else ():
         if "called_maps" in vars(part):
             cut.attributes[path] = cut.attributes.get(path, {}) | {name: getattr(part, name) for name in ATTRIBUTES}
@@ -364,7 +363,7 @@ def _set_sizes(model: nn.Module, path: str, now: Mapping[int, int], cut: Cut) ->
 
 def _attributes(attention: nn.Module, block: Block, keep: Sequence[int]) -> dict[str, Any]:
     """Return the attributes of an attention module that must change with its heads, with their new values."""
-    if block.kind != "head" or block.hollow:
+    if block.kind != "head" or block.hollow or block.flat:
         return {}
     H, K = block.heads, len(block.columns[0])
     of_kv = [block.of_kv[h] for h in keep]
@@ -449,15 +448,12 @@ def _in_einops(model: nn.Module, block: Block, keep: Sequence[int]) -> dict[str,
     return {path: values for path, values in found.items() if values}
 
 
-def _sizes(attention: nn.Module, block: Block, keep: Sequence[int], made: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the sizes that the code of an attention module names, each followed by the one that is left.
-
-    `made` holds the widths of its linear modules before and after the removal.
-    """
+def _sizes(before: Sequence[int], block: Block, keep: Sequence[int], made: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the sizes that code names, each followed by the one that is left. `before` are those of earlier removals,
+    and `made` the widths of the linear modules before and after this one."""
     H, G, K = block.heads, len(set(block.of_kv)), block.head_dim
     left = len({block.of_kv[h] for h in keep})
     now = {H: len(keep), G: left, H * K: len(keep) * K, G * K: left * K} | dict(made)
-    before = getattr(attention, "sizes_of_heads", [])
     fits = (named for named in by_block(before) if {H, H * K} <= {*named.values()})
     named = next(fits, {size: size for size in now})
     return [size for name, last in named.items() for size in (name, now.get(last, last))]

@@ -275,12 +275,10 @@ class Sizes(TorchFunctionMode):
     def _viewed(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
         if len(shape) == 1:  # a number for each head, as a gate
             return self._counted(shape, sizes, anywhere=True) or sizes
-        if (folded := self._folded(shape, sizes)) is not None:
-            return folded
         if len(shape) > 1 and sizes and whole(shape[-1], sizes[-1]):
             split = self._in_heads(shape, sizes) if shape[-1] in self.before else sizes
-            if split is sizes and (counted := self._counted(shape, sizes)) is not None:
-                return counted
+            if split is sizes and (found := self._folded(shape, sizes) or self._counted(shape, sizes)) is not None:
+                return found
             sizes = split
             if new := self.now.get(sizes[-1]):
                 last = [math.prod(shape[n:]) for n in range(len(shape))] if -1 in sizes and whole(*shape) else []

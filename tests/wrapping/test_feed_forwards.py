@@ -199,7 +199,7 @@ def test_neurons_whose_rows_are_not_those_of_the_examples_are_left_out() -> None
 
 
 class Twice(Block):
-    """Two attentions in one module, each with a W_O of its own."""
+    """Two attentions in one module, each with a W_O of its own, of the same queries, keys and values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,5 +211,8 @@ class Twice(Block):
         return x + self.second(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
 
 
-def test_a_second_attention_of_a_module_is_named() -> None:
-    assert repr(wrapped(net(Twice), ("head",))).endswith("; not seen: blocks.0.second, blocks.1.second")
+def test_two_attentions_of_a_module_that_share_their_maps_go_together() -> None:
+    heads = wrapped(net(Twice), ("head",))
+    assert repr(heads).startswith(
+        "12 heads in 4 blocks, all with an effect, none removable: blocks.0: blocks.0.qkv makes"
+    )
