@@ -149,8 +149,7 @@ def remove_heads(
             before = cut.attributes.get(holder, {}).get("sizes_of_heads")
             before = getattr(model.get_submodule(holder), "sizes_of_heads", []) if before is None else before
             others = before if [around(each.path, *each.outs) for each in blocks].count(holder) > 1 else []
-            sizes = {"sizes_of_heads": [*others, *_sizes(before, block, stay, made)]}
-            cut.attributes[holder] = cut.attributes.get(holder, {}) | sizes
+            cut.attributes.setdefault(holder, {})["sizes_of_heads"] = [*others, *_sizes(before, block, stay, made)]
     for path, part in model.named_modules() if cut.heads else ():
         if "called_maps" in vars(part):
             cut.attributes[path] = cut.attributes.get(path, {}) | {name: getattr(part, name) for name in ATTRIBUTES}
