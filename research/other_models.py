@@ -80,6 +80,18 @@ class Two(nn.Module):
         return self.out(x)
 
 
+class Pixels(nn.Module):
+    """A layer that adds to a picture of D channels."""
+
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.layer, self.out = layer(), nn.Conv2d(D, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        said: Tensor = self.out(x + self.layer(x))
+        return said
+
+
 class Called(nn.Module):
     """A model that is called in another way, and returns one tensor."""
 
@@ -392,6 +404,47 @@ def gps(name: str) -> nn.Module:
     return Called(layer, in_one_graph)
 
 
+def layers(path: str, *arguments: Any, call: Callable[[nn.Module, Tensor], Any] | None = None, **how: Any) -> Other:
+    """Return two layers of a package, which is named as on PyPI."""
+    package = path.partition(".")[0].partition(":")[0].replace("_", "-")
+    return Other(package, 2 * H, lambda: Two(lambda: built(path, *arguments, **how), call), vectors)
+
+
+def of_pixels(path: str, **settings: Any) -> Other:
+    package = path.partition(".")[0].partition(":")[0].replace("_", "-")
+    return Other(
+        package, H, lambda: Pixels(lambda: built(path, **settings)), lambda: vectors(64).mT.unflatten(2, (8, 8))
+    )
+
+
+def of_ids(path: str, width: dict[str, Any], **settings: Any) -> Other:
+    """Return a language model of two layers, which may return more than the logits."""
+
+    def call(model: nn.Module, x: Tensor) -> Tensor:
+        said = model(x)
+        logits: Tensor = said[0] if isinstance(said, tuple) else said
+        return logits
+
+    package = path.partition(":")[0].replace("_", "-")
+    more = {"num_tokens": V, "dim": D, "depth": 2, "heads": H} | width | settings
+    return Other(package, 2 * H, lambda: Called(built(path, **more), call), lambda: ids(16))
+
+
+def graphs() -> nn.Module:
+    model = built("graph_transformer_pytorch:GraphTransformer", dim=D, depth=2, heads=H, **WIDTH, edge_dim=16)
+
+    def call(model: nn.Module, x: Tensor) -> Tensor:
+        said: Tensor = model(x, x[:, :, None, :16] + x[:, None, :, 16:], mask=torch.ones(x.shape[:2]).bool())[0]
+        return said
+
+    return Called(model, call)
+
+
+def resampler() -> nn.Module:
+    return built("flamingo_pytorch:PerceiverResampler", dim=D, depth=2, heads=H, **WIDTH, num_latents=4)
+
+
+WIDTH: dict[str, Any] = {"dim_head": 8}
 OTHERS: dict[str, Other] = {
     "x-transformers decoder": Other("x-transformers", 8, x_transformers, ids),
     "x-transformers encoder": Other("x-transformers", 8, x_encoder, ids),
@@ -720,6 +773,40 @@ OTHERS: dict[str, Other] = {
         ),
         lambda: ids(16),
         weighs=False,
+    ),
+    "coca parallel": layers("coca_pytorch.coca_pytorch:ParallelTransformerBlock", dim=D, heads=H, **WIDTH),
+    "coca cross": layers(
+        "coca_pytorch.coca_pytorch:CrossAttention", D, heads=H, **WIDTH, call=lambda layer, x: layer(x, x.flip(1))
+    ),
+    "flamingo resampler": Other("flamingo-pytorch", 2 * H, resampler, vectors),
+    "infini-transformer": of_ids("infini_transformer_pytorch:InfiniTransformer", WIDTH),
+    "routing-transformer": of_ids(
+        "routing_transformer:RoutingTransformerLM", {}, max_seq_len=16, window_size=4, n_local_attn_heads=H
+    ),
+    "compressive-transformer": of_ids(
+        "compressive_transformer_pytorch:CompressiveTransformer", {}, seq_len=16, mem_len=16, cmem_len=4
+    ),
+    "feedback-transformer": of_ids("feedback_transformer_pytorch:FeedbackTransformer", WIDTH, seq_len=2, mem_len=8),
+    "native sparse attention": layers(
+        "native_sparse_attention_pytorch:SparseAttention",
+        dim=D,
+        heads=H,
+        **WIDTH,
+        sliding_window_size=2,
+        compress_block_size=4,
+        compress_block_sliding_stride=2,
+        selection_block_size=4,
+        num_selected_blocks=2,
+    ),
+    "graph-transformer": Other("graph-transformer-pytorch", 2 * H, graphs, vectors),
+    "halonet": of_pixels("halonet_pytorch:HaloAttention", dim=D, heads=H, **WIDTH, block_size=4, halo_size=2),
+    "uformer": of_pixels("uformer_pytorch.uformer_pytorch:Attention", dim=D, heads=H, **WIDTH, window_size=4),
+    "bottleneck": of_pixels(
+        "bottleneck_transformer_pytorch.bottleneck_transformer_pytorch:Attention",
+        dim=D,
+        fmap_size=(8, 8),
+        heads=H,
+        **WIDTH,
     ),
 }
 """The models by name."""

@@ -6,8 +6,10 @@ loss of each skill is measured on other texts, also for the two skills that no c
 texts and hides another pair of skills. A draw that is in `choices.csv` in FOLDER is not made again.
 
 With `--within 0.1`, instead, `heads.prune(within=0.1)` with a refit takes as many of the 270 heads as no listed skill
-loses more by, and `within.csv` has what each skill then loses on other texts. Such a draw takes ten minutes. Needs pip install -e '.[hf]' -e examples/models and what
-examples/models/pyproject.toml names for smollm2. A draw takes five minutes.
+loses more by, and `within.csv` has what each skill then loses on other texts. Such a draw takes ten minutes.
+
+Needs pip install -e '.[hf]' -e examples/models and what examples/models/pyproject.toml names for smollm2. Any other
+draw takes five minutes.
 """
 
 from __future__ import annotations
