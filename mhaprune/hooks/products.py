@@ -19,6 +19,10 @@ ADDED = (torch.baddbmm, Tensor.baddbmm, torch.addmm, Tensor.addmm)
 """Products that are added to something else, their first argument."""
 
 
+ROW, COLUMN = "row", "column"
+"""What stands in place of a letter for a dimension of size 1 that neither factor has."""
+
+
 class Product(NamedTuple):
     """The product of `first`, (*lead, T, D), and `second`, (*lead, D, U). A dimension that one of them lacks has size 1
     in it."""
@@ -66,9 +70,9 @@ class Factors:
     def arranged(self, weights: str, swapped: bool = False) -> Product:
         """Return the product with the factors in their order, or `swapped`: transposed.
 
-        If one factor has several dimensions of rows, the last one counts, and the others lead. The dimensions are
-        counted in the attention weights: `weights` is "product" if the product becomes these, or "first" if the first
-        factor is.
+        If one factor has several dimensions of rows, the last one counts, and the others lead; if it has none, as where
+        each pair of positions has a key of its own, there is one row. The dimensions are counted in the attention
+        weights: `weights` is "product" if the product becomes these, or "first" if the first factor is.
         """
         a, b, *_ = (self.other, self.one) if swapped else (self.one, self.other)
         la, lb, out = self.letters[1::-1] + self.letters[2:] if swapped else self.letters
@@ -78,10 +82,12 @@ class Factors:
         columns = [each for each in (out if weights == "product" else lb) if each in lb and each not in la]
         lead = sorted([*(each for each in la if each in lb and each in out), *rows[:-1]], key=order.index)
         lead += columns[:-1]
-        first = _ordered(a, la, [*lead, rows[-1], *summed]).flatten(len(lead) + 1)
-        second = _ordered(b, lb, [*lead, *summed, columns[-1]]).flatten(len(lead), -2)
-        now = [*lead, rows[-1], columns[-1]]
-        return Product(first, second, lambda x: x.permute([now.index(each) for each in out]))
+        row, column = rows[-1] if rows else ROW, columns[-1] if columns else COLUMN
+        first = _ordered(a, la, [*lead, row, *summed]).flatten(len(lead) + 1)
+        second = _ordered(b, lb, [*lead, *summed, column]).flatten(len(lead), -2)
+        now, single = [*lead, row, column], [n for n, there in ((-2, rows), (-1, columns)) if not there]
+        left = [each for each in now if each not in (ROW, COLUMN)]
+        return Product(first, second, lambda x: x.squeeze(single).permute([left.index(each) for each in out]))
 
 
 def _letters(equation: str, sizes: Sequence[int]) -> tuple[str, str, str] | None:
@@ -102,7 +108,7 @@ def _letters(equation: str, sizes: Sequence[int]) -> tuple[str, str, str] | None
     alone = {*one} ^ {*other}
     whole = all(len({*each}) == len(each) for each in (one, other)) and alone <= {*out}
     summed = {*one} & {*other} - {*out}
-    return (one, other, out) if whole and summed and {*one} - {*other} and {*other} - {*one} else None
+    return (one, other, out) if whole and summed and {*one} != {*other} else None
 
 
 def _ordered(x: Tensor, letters: str, order: Sequence[str]) -> Tensor:

@@ -101,6 +101,36 @@ class RelativeValues(Layer):
         return one + other
 
 
+class Pairs(Layer):
+    """Each pair of positions has a key and a value of its own, as in graph transformers; heads and examples share a
+    dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_e = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        edges = x[:, :, None] * x[:, None]
+        q, k, v, e = (
+            y.unflatten(-1, (self.num_heads, -1)).movedim(-2, 1).flatten(0, 1)
+            for y in (self.W_q(x), self.W_k(x), self.W_v(x), self.W_e(edges))
+        )
+        weights = torch.einsum("bid,bijd->bij", q, k[:, None] + e).softmax(-1)
+        said = torch.einsum("bij,bijd->bid", weights, v[:, None] + e)
+        return self.W_o(said.unflatten(0, (len(x), -1)).transpose(1, 2).flatten(2))
+
+
+class OneQuery(Layer):
+    """The last position asks, and all get the answer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            f(y).unflatten(-1, (self.num_heads, -1)) for f, y in ((self.W_q, x[:, -1]), (self.W_k, x), (self.W_v, x))
+        )
+        weights = torch.einsum("bhd,bjhd->bhj", q, k).softmax(-1)
+        return self.W_o(torch.einsum("bhj,bjhd->bhd", weights, v).flatten(1))[:, None].expand_as(x)
+
+
 class TwoValues(RelativeValues):
     """They stand beside what each head says, as in the attention of AlphaFold to points."""
 
@@ -157,7 +187,9 @@ class Kept(Layer):
         return self.W_o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("kind", [WithCore, Memories, OfInput, Relative, RelativeValues, Local, QueryGroups])
+@pytest.mark.parametrize(
+    "kind", [WithCore, Memories, OfInput, Relative, RelativeValues, Pairs, OneQuery, Local, QueryGroups]
+)
 def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
 
