@@ -91,7 +91,7 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
         for path, why in unusable:
             raise Unsupported(f"{path or 'model'} ({type(model.get_submodule(path)).__name__}): {why}")
         raise Unsupported(nothing_found(model, trace.read, overlooked))
-    return list(blocks.values()), [*(path or type(model).__name__ for path in overlooked)]
+    return list(blocks.values()), [*(path or type(model).__name__ for path in overlooked), *trace.beside]
 
 
 def factors_of_heads(call: ModelCall, blocks: Sequence[Block]) -> dict[str, Tensor]:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from mhaprune.discovery.per_head_tensors import is_sum
 from mhaprune.hooks.blocks import Rows
+from mhaprune.hooks.pytree import is_linear
 
 UNREAD = "no linear module that is called reads what its heads say"
 SUM = "what reads its heads reads their sum with other states, so that no gate closes them alone (is there no W_O?)"
@@ -57,3 +62,17 @@ class Found:
     """True if the layer has learned the factor."""
     unusable: str = UNREAD
     """The reason why its heads cannot be gated one by one; empty if they can."""
+
+
+def reads_elsewhere(found: Found, x: Any) -> bool:
+    """Return whether the input of another linear module than W_O comes from the heads, but from other positions, as
+    in joint attention of two streams."""
+    if found.read is None or found.context is None or not isinstance(x, Tensor) or not x.requires_grad:
+        return False
+    if not is_linear(found.out) or x.device != found.read.device:  # else what it says is no leaf
+        return False
+    if x.shape[-1] != found.read.shape[-1] or (x.shape == found.read.shape and torch.equal(x, found.read)):
+        return False
+    (reached,) = torch.autograd.grad(x.sum(), found.context, retain_graph=True, allow_unused=True)
+    heads = x[..., [*chain(*found.columns)]]
+    return reached is not None and not is_sum(heads, found.context, constant=False)

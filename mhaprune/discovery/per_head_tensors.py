@@ -6,7 +6,7 @@ Dimensions: B = batch, H = heads, T = queries, K = head_dim.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -94,22 +94,21 @@ def dimensions_of_heads(computed: Sequence[Tensor], tensors: Sequence[Tensor]) -
 
 
 def made_in_calls(call: ModelCall, path: str) -> bool:
-    """Return whether a tensor of a module, by its path, is one that is not saved and that a call makes anew, as slopes
-    of so many heads: then another call may make it for the heads that are left."""
+    """Return whether a call makes a tensor of a module, by its path, anew if it is missing or too small, as slopes of
+    so many heads: then a later call may make it for the heads that are left."""
     owner, _, name = path.rpartition(".")
     module = call.model.get_submodule(owner)
     held = getattr(module, name)
-    if name in module._parameters or (name in module._buffers and name not in module._non_persistent_buffers_set):
-        return False
-    setattr(module, name, None)
-    try:
-        with call.at_rest():
-            call.first()
-    except Exception:  # of a model that may be anybody's, and has no such tensor now
-        return False
-    finally:
-        setattr(module, name, held)
-    return True
+    for less in () if isinstance(held, nn.Parameter) else (None, held.new_empty([0] * held.dim())):
+        setattr(module, name, less)
+        try:
+            with suppress(Exception), call.at_rest():  # of a model that may be anybody's
+                call.first()
+            if isinstance(now := getattr(module, name), Tensor) and now.numel():
+                return True
+        finally:
+            setattr(module, name, held)
+    return False
 
 
 def factor_of_values(value: Tensor, leaf: Tensor, rows: Sequence[Sequence[int]]) -> Tensor | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.discovery.found import INFERENCE, MIXED, NO_GRAD, SUM, Found
+from mhaprune.discovery.found import INFERENCE, MIXED, NO_GRAD, SUM, Found, reads_elsewhere
 from mhaprune.discovery.layouts import (
     NOTHING,
     columns_of_heads,
@@ -87,6 +87,8 @@ class Trace:
         """True if queries, keys or values are made in another way than by linear modules alone."""
         self.overlooked: dict[str, str] = {}
         """The paths of modules that attend in another way, each with the reason why it is not usable, or no text."""
+        self.beside: dict[str, None] = {}
+        """The paths of maps that read what attention weights make beside the heads that were found."""
         self.softmaxes = Softmaxes(self._where)
         self.paths = {module: path for path, module in model.named_modules()}
         self.running: list[nn.Module] = []
@@ -397,7 +399,10 @@ class Trace:
                 else:
                     found.columns, whole = columns_of_heads(x, leaf, found.heads_last)
                     self.whole = self.whole and whole
-                    found.unusable = self._unusable(found.columns) or self._unusable_beside(found, x)
+                    others = [n for n in range(x.shape[-1]) if n not in {*chain(*found.columns)}]
+                    found.unusable = self._unusable(found.columns)
+                    if not found.unusable and others and self._weighs_in(found, x[..., others]):
+                        found.unusable = "its weights make more of what W_O reads than these heads say"
                 if (
                     not found.unusable
                     and is_sum(x[..., [*chain(*found.columns)]], leaf)
@@ -417,7 +422,7 @@ class Trace:
                 and not found.unusable
                 and found.out is not module
                 and any(found is last for last in self.found[-2:])
-                and self._reads_elsewhere(found, x)
+                and reads_elsewhere(found, x)
             ):
                 if columns_of_heads(x, cast("Tensor", found.context), found.heads_last)[0] != found.columns:
                     found.unusable = (
@@ -425,26 +430,14 @@ class Trace:
                         f" {self.paths[module]}, in another order, at others"
                     )
                 found.also[module] = None
+            elif found.weighs_again and found.out is not module and isinstance(x, Tensor) and self._weighs_in(found, x):
+                self.beside[self.paths[module]] = None
 
     def _own_part(self, found: Found, x: Tensor) -> bool:
         """Return whether what is added to the heads is made by linear modules of the layer itself, part by part."""
         made, _ = rows_of_heads(torch.stack([x[..., list(each)] for each in found.columns], 1), self.leaves, self.paths)
         layer = self.paths[found.module]
         return not isinstance(made, str) and all(within(rows.path, layer) for rows in made)
-
-    @staticmethod
-    def _reads_elsewhere(found: Found, x: Any) -> bool:
-        """Return whether the input of another linear module than W_O comes from the heads, but from other positions, as
-        in joint attention of two streams."""
-        if found.read is None or found.context is None or not isinstance(x, Tensor) or not x.requires_grad:
-            return False
-        if not is_linear(found.out) or x.device != found.read.device:  # else what it says is no leaf
-            return False
-        if x.shape[-1] != found.read.shape[-1] or (x.shape == found.read.shape and torch.equal(x, found.read)):
-            return False
-        (reached,) = torch.autograd.grad(x.sum(), found.context, retain_graph=True, allow_unused=True)
-        heads = x[..., [*chain(*found.columns)]]
-        return reached is not None and not is_sum(heads, found.context, constant=False)
 
     def _find_factor(self, found: Found, x: Tensor) -> None:
         """Find the factor by which the layer itself multiplies each head, see `learned_factor`.
@@ -481,13 +474,17 @@ class Trace:
             return MIXED
         return "W_O reads unequal numbers of columns of its heads" if len({*map(len, columns)}) > 1 else ""
 
-    def _unusable_beside(self, found: Found, x: Tensor) -> str:
-        others = [n for n in range(x.shape[-1]) if n not in {*chain(*found.columns)}]
-        if not others or not found.weighs_again:
-            return ""
-        own = {rows.path for rows in found.rows.values() if isinstance(rows, Rows)}
-        made = {self.paths[self.leaves[n][0]] for n in rows_read(x[..., others], self.leaves)}
-        return "its weights make more of what W_O reads than these heads say" if made & own else ""
+    def _weighs_in(self, found: Found, x: Tensor) -> bool:
+        """Return whether a tensor is made by the queries or keys of these heads, and not by their outputs alone."""
+        own = {
+            (rows.path, row)
+            for name in ROLES[:2]
+            if isinstance(rows := found.rows.get(name), Rows)
+            for each in rows.heads
+            for row in each
+        }
+        read = rows_read(x, self.leaves).items() if own and x.requires_grad else ()
+        return any((self.paths[self.leaves[n][0]], row) in own for n, rows in read for row in rows)
 
     def _own(self, layer: MultiHeadAttention, out: nn.Module) -> None:
         """Record a `MultiHeadAttention`, whose layout is known. If a module that contains it calls its output

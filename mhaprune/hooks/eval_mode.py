@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
@@ -98,14 +99,20 @@ def eager() -> Any:
 @contextmanager
 def without_checkpoints() -> Iterator[None]:
     """Run parts that are checkpointed as others, while gradients are followed: a checkpoint hides them. So also with
-    functions that others made like that of torch, whose arguments are the part, the number of its inputs, and these."""
-    held, names = vars(torch.autograd.Function)["apply"], ("_checkpoint_without_reentrant_generator",)
+    functions that others made, of a part, the number of its inputs, and these, if they say what the part says."""
+    held, generator = vars(torch.autograd.Function)["apply"], "_checkpoint_without_reentrant_generator"
 
     def apply(kind: Any, *args: Any, **named: Any) -> Any:
-        if len(args) > 1 and callable(args[0]) and isinstance(args[1], int):
-            part, count, *given = args
-            return part(*(given if isinstance(count, bool) else given[:count]))  # of torch it is a flag
-        return held.__get__(None, kind)(*args, **named)
+        function = held.__get__(None, kind)
+        if len(args) < 2 or not callable(args[0]) or not isinstance(args[1], int):
+            return function(*args, **named)
+        part, count, *given = args
+        echo = None
+        with suppress(Exception), warnings.catch_warnings(action="ignore"), torch.no_grad():
+            echo = function(lambda x, *_: x.clone(), count, *given, **named)
+        if not (isinstance(echo, Tensor) and torch.equal(echo, given[0])):
+            return function(*args, **named)
+        return part(*(given if isinstance(count, bool) else given[:count]))  # of torch it is a flag
 
     def nothing(*_: Any) -> Iterator[None]:
         yield
@@ -113,7 +120,7 @@ def without_checkpoints() -> Iterator[None]:
     if not torch.is_grad_enabled():
         yield
         return
-    own = {name: vars(torch.utils.checkpoint)[name] for name in names if hasattr(torch.utils.checkpoint, name)}
+    own = {name: value for name, value in vars(torch.utils.checkpoint).items() if name == generator}
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
     vars(torch.utils.checkpoint).update(dict.fromkeys(own, nothing))
     try:
@@ -160,7 +167,8 @@ def without_results(model: nn.Module) -> Iterator[None]:
                 value[:] = items
         for tensor in written:
             if not tensor.is_leaf:
-                tensor.detach_()
+                with suppress(RuntimeError):  # of a view, which then hangs on a graph as its base does
+                    tensor.detach_()
 
 
 def _is_result(value: Any) -> bool:

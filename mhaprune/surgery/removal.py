@@ -33,7 +33,7 @@ from mhaprune.hooks.pytree import is_convolution, is_linear
 from mhaprune.surgery.copying import copied
 from mhaprune.surgery.handed_weights import ATTRIBUTES
 from mhaprune.surgery.record import Cut
-from mhaprune.surgery.reshaping import by_block, keep_numbers, store, tie, ties
+from mhaprune.surgery.reshaping import keep_numbers, store, tables, tie, ties
 from mhaprune.surgery.torch_attention import TorchAttention
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
@@ -148,8 +148,8 @@ def remove_heads(
             holder = around(block.path, *block.outs)
             before = cut.attributes.get(holder, {}).get("sizes_of_heads")
             before = getattr(model.get_submodule(holder), "sizes_of_heads", []) if before is None else before
-            others = before if [around(each.path, *each.outs) for each in blocks].count(holder) > 1 else []
-            cut.attributes.setdefault(holder, {})["sizes_of_heads"] = [*others, *_sizes(before, block, stay, made)]
+            beside = [each for each in blocks if each is not block and around(each.path, *each.outs) == holder]
+            cut.attributes.setdefault(holder, {})["sizes_of_heads"] = tables(before, block, stay, made, beside)
     for path, part in model.named_modules() if cut.heads else ():
         if "called_maps" in vars(part):
             cut.attributes[path] = cut.attributes.get(path, {}) | {name: getattr(part, name) for name in ATTRIBUTES}
@@ -445,17 +445,6 @@ def _in_einops(model: nn.Module, block: Block, keep: Sequence[int]) -> dict[str,
         if isinstance(lengths, dict):
             found[path] = {f"axes_lengths.{name}": now[n] for name, n in lengths.items() if now.get(n, n) != n}
     return {path: values for path, values in found.items() if values}
-
-
-def _sizes(before: Sequence[int], block: Block, keep: Sequence[int], made: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the sizes that code names, each followed by the one that is left. `before` are those of earlier removals,
-    and `made` the widths of the linear modules before and after this one."""
-    H, G, K = block.heads, len(set(block.of_kv)), block.head_dim
-    left = len({block.of_kv[h] for h in keep})
-    now = {H: len(keep), G: left, H * K: len(keep) * K, G * K: left * K} | dict(made)
-    fits = (named for named in by_block(before) if {H, H * K} <= {*named.values()})
-    named = next(fits, {size: size for size in now})
-    return [size for name, last in named.items() for size in (name, now.get(last, last))]
 
 
 def _shares_its_bias(attention: nn.Module) -> bool:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from mhaprune.hooks.blocks import Block
 from mhaprune.hooks.windows import Generate, attend_in_windows
 
 UNEVEN = "mhaprune_uneven_"
@@ -28,6 +29,9 @@ computes follows."""
 VIEWS = {Tensor.view, Tensor.reshape, torch.reshape}
 UNFLATTENS = {Tensor.unflatten, torch.unflatten}
 SPLITS = {Tensor.split, torch.split}
+FOLDS = {*VIEWS, Tensor.flatten, torch.flatten}
+FOLDED = "_folded_heads"
+"""The attribute of a tensor that `Sizes` marks."""
 
 
 def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[str, Mapping[str, Any]]) -> None:
@@ -233,32 +237,48 @@ def pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 
 def by_block(sizes: Sequence[int]) -> list[dict[int, int]]:
-    """Return the sizes that code names, with the ones that are left, for each block of a module: a name that comes
-    again is that of the next block."""
-    found: list[dict[int, int]] = []
+    """Return the sizes that code names, with the ones that are left, for each block of a module. Each begins with two
+    zeros, but for the only one of a model that an earlier version has cut."""
+    found: list[dict[int, int]] = [{}] if sizes and sizes[0] else []
     for name, now in pairs(sizes):
-        if not found or name in found[-1]:
+        if name:
+            found[-1][name] = now
+        else:
             found.append({})
-        found[-1][name] = now
     return found
+
+
+def tables(
+    before: Sequence[int], block: Block, keep: Sequence[int], made: Sequence[tuple[int, int]], beside: Sequence[Block]
+) -> list[int]:
+    """Return tables of the sizes that code names, each with the one that is left: those `before`, with that of this
+    block. `made` holds the widths of its linear modules, before and after. Blocks `beside` it keep their tables."""
+    H, G, K = block.heads, len(set(block.of_kv)), block.head_dim
+    left = len({block.of_kv[h] for h in keep})
+    now = {H: len(keep), G: left, H * K: len(keep) * K, G * K: left * K} | dict(made)
+    own = next((table for table in by_block(before) if {H, H * K} <= {*table.values()}), {size: size for size in now})
+    alike = any((each.heads, each.head_dim) == (H, K) for each in beside)
+    found = [each for each in by_block(before) if beside and (alike or each != own)]
+    found.append({name: now.get(last, last) for name, last in own.items()})
+    return [size for table in found for pair in [(0, 0), *table.items()] for size in pair]
 
 
 class Sizes(TorchFunctionMode):
     """A mode of torch in which code that names the sizes of all heads gets those of the kept ones.
 
-    `now` holds the present number of heads, and the present widths, by the ones that the code names. Translated are
-    views that split a width into heads or join heads to a width, splits of a width, and expansions.
+    `now` holds the present number of heads, first, and the present widths, by the ones that the code names. Translated
+    are views that split a width into heads or join heads to a width, splits of a width, and expansions.
     """
 
     def __init__(self, now: Mapping[int, int]) -> None:
         super().__init__()
-        self.now = now
+        self.now, self.heads = now, next(iter(now))
         self.before = {new: [old for old in now if now[old] == new] for new in now.values()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in VIEWS and len(args) > 1 and not isinstance(args[1], torch.dtype):
             sizes = args[1] if isinstance(args[1], tuple | list) else args[1:]
-            args = (args[0], self._viewed(args[0].shape, sizes))
+            args = (args[0], self._viewed(args[0].shape, sizes, getattr(args[0], FOLDED, None)))
         elif func in UNFLATTENS and len(args) > 2:
             x, dim, sizes = args
             args = (x, dim, self._viewed([1, x.shape[dim]], [1, *sizes])[1:])
@@ -270,15 +290,33 @@ class Sizes(TorchFunctionMode):
             x, size, *dim = args
             if (dim[0] if dim else (kwargs or {}).get("dim", 0)) in (-1, x.dim() - 1):  # not along positions
                 args = (x, self._split(x.shape[-1], size), *dim)
-        return func(*args, **kwargs) if kwargs else func(*args)
+        said = func(*args, **kwargs) if kwargs else func(*args)
+        if isinstance(said, Tensor):
+            self._mark(func, args, said)
+        return said
 
-    def _viewed(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
+    def _mark(self, func: Any, args: Any, said: Tensor) -> None:
+        """Mark a tensor whose first dimension is that of examples and heads, with the place of the heads: 1 if they
+        stood behind the examples, else 0."""
+        alike = [x for x in args if isinstance(x, Tensor) and whole(*x.shape, *said.shape) and said.dim()]
+        if func in FOLDS and alike and alike[0].dim() == said.dim() + 1 > 3:
+            (one, other, *rest), now = alike[0].shape, self.now[self.heads]
+            if [*said.shape] == [one * other, *rest] and now in (one, other):
+                setattr(said, FOLDED, int(other == now))
+            return
+        for x in alike:
+            if hasattr(x, FOLDED) and x.dim() == said.dim() and x.shape[0] == said.shape[0]:
+                setattr(said, FOLDED, getattr(x, FOLDED))
+
+    def _viewed(self, shape: Sequence[Any], sizes: Sequence[Any], folded: int | None = None) -> Sequence[Any]:
         if len(shape) == 1:  # a number for each head, as a gate
             return self._counted(shape, sizes, anywhere=True) or sizes
         if len(shape) > 1 and sizes and whole(shape[-1], sizes[-1]):
+            if (made := self._folded(shape, sizes, folded)) is not None:
+                return made
             split = self._in_heads(shape, sizes) if shape[-1] in self.before else sizes
-            if split is sizes and (found := self._folded(shape, sizes) or self._counted(shape, sizes)) is not None:
-                return found
+            if split is sizes and (counted := self._counted(shape, sizes)) is not None:
+                return counted
             sizes = split
             if new := self.now.get(sizes[-1]):
                 last = [math.prod(shape[n:]) for n in range(len(shape))] if -1 in sizes and whole(*shape) else []
@@ -287,18 +325,18 @@ class Sizes(TorchFunctionMode):
             return self._counted(shape, sizes, anywhere=True) or sizes
         return sizes
 
-    def _folded(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[int] | None:
-        """Return the sizes of a view that puts examples and heads into one dimension, the first, or takes them apart;
-        None for another view."""
-        if not whole(*shape, *sizes) or min(len(shape), len(sizes)) < 2:
+    def _folded(self, shape: Sequence[Any], sizes: Sequence[Any], folded: int | None) -> Sequence[int] | None:
+        """Return the sizes of a view that puts examples and heads into one dimension, the first, or takes them apart as
+        they were put together; None for another view."""
+        if len(shape) < 3 or not whole(*shape, *sizes):
             return None
-        if [*shape[2:]] == [*sizes[1:]]:
-            folds = (n for n in (1, 0) for old in self.before.get(shape[n], ()) if sizes[0] == shape[1 - n] * old)
-            return next(([shape[0] * shape[1], *sizes[1:]] for _ in folds), None)
-        if [*shape[1:]] == [*sizes[2:]]:
-            parts = (n for n in (1, 0) if self.now.get(sizes[n], 0) * sizes[1 - n] == shape[0])
-            return next(([*sizes[:n], self.now[sizes[n]], *sizes[n + 1 :]] for n in parts), None)
-        return None
+        old, new = self.heads, self.now[self.heads]
+        if [*shape[2:]] == [*sizes[1:]] and any(shape[n] == new and sizes[0] == shape[1 - n] * old for n in (0, 1)):
+            return [shape[0] * shape[1], *sizes[1:]]
+        if folded is None or [*shape[1:]] != [*sizes[2:]]:
+            return None
+        places = [n for n in (folded, 1 - folded) if sizes[n] == old and new * sizes[1 - n] == shape[0]]
+        return [*sizes[: places[0]], new, *sizes[places[0] + 1 :]] if places else None
 
     def _counted(self, shape: Sequence[int], sizes: Sequence[int], anywhere: bool = False) -> Sequence[int] | None:
         """Return the sizes of a view with the kept number of heads where they name that of all, as in a view of scores:
