@@ -39,7 +39,7 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
     for found in trace.found:
         path = trace.paths[found.module]
         if found.out is None or found.unusable:
-            trace.overlooked.setdefault(path, found.unusable)
+            trace.overlooked[path] = trace.overlooked.get(path) or found.unusable
             continue
         heads = tuple(range(found.heads))
         for name, rows in found.rows.items():
@@ -84,6 +84,9 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
     for place, block in blocks.items():
         if made := next((path for path, _ in block.numbers if made_in_calls(call, path)), ""):
             blocks[place] = replace(block, why_not=block.why_not or f"{made} is made in calls, for all its heads")
+        alike = next(each for each in blocks.values() if each.path == block.path)
+        if block.flat and block.head_dim != alike.head_dim:
+            blocks[place] = replace(block, why_not=block.why_not or f"{alike.out} reads heads of another width there")
     known = {block.path for block in blocks.values()}
     overlooked = {path: why for path, why in trace.overlooked.items() if not any(within(path, each) for each in known)}
     if not blocks:

@@ -359,6 +359,17 @@ def with_removal(subject: Any, proof: BlockProof | None, proven: Proofs) -> tupl
         again, left = prove_removal(proof, looked, subject.prove)
         if len(left) < len(stuck):
             subject, difference, stuck = looked, again, left
+    if any(subject.by_name[name].flat for name in stuck):  # then at least those of one W_O of each module
+        first = {block.path: block.out for block in reversed(subject.blocks)}
+        why = "its module computes other heads too, whose sizes cannot be told from these"
+        others = [block.flat and block.out != first[block.path] and not block.why_not for block in subject.blocks]
+        blocks = [
+            replace(block, why_not=why) if other else block for block, other in zip(subject.blocks, others, strict=True)
+        ]
+        alone = subject.changed(blocks=tuple(blocks))
+        again, left = prove_removal(proof, alone, subject.prove)
+        if len(left) < len(stuck):
+            subject, difference, stuck = alone, again, left
     none = all(name in stuck for name, block in subject.by_name.items() if block.heads)
     reasons = [
         f"{subject.by_name[name].path}: {reason}" if subject.by_name[name].why_not else reason

@@ -320,6 +320,32 @@ class OwnCheckpoint(torch.autograd.Function):
             return part(*given[:count])
 
 
+class Power(torch.autograd.Function):
+    """No checkpoint, though it is given a function and a number first."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Any, power: int, x: Tensor) -> Any:
+        ctx.save_for_backward(x)
+        return part(x) ** power
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return None, None, 2 * x * slopes[0]
+
+
+class AfterPower(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(Power.apply(torch.clone, 2, x))
+        return out
+
+
+def test_another_function_of_a_part_and_a_number_is_no_checkpoint() -> None:
+    heads = wrapped(AfterPower)
+    heads.score("taylor")
+    pruned(heads, {0: [1]})
+
+
 class ByOwnCheckpoint(Attention):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = OwnCheckpoint.apply(super().forward, 1, x, *self.parameters())

@@ -64,6 +64,29 @@ class OfInput(Layer):
         return self.W_o(said.transpose(1, 2).contiguous().view(B, T, s * h))
 
 
+class HeadsFirst(Layer):
+    """Heads stand before examples in one dimension, by numbers that are written out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, _ = x.shape
+        q, k, v = (
+            f(x).view(B, T, 4, 4).permute(2, 0, 1, 3).reshape(4 * B, T, 4) for f in (self.W_q, self.W_k, self.W_v)
+        )
+        said = torch.bmm((torch.bmm(q, k.mT) / 2).softmax(2), v).view(4, B, T, 4)
+        return self.W_o(said.permute(1, 2, 0, 3).reshape(B, T, WIDTH))
+
+
+@pytest.mark.parametrize("kind", [OfInput, HeadsFirst])
+@torch.no_grad()
+def test_examples_and_heads_of_one_dimension_are_told_apart_whatever_their_numbers(kind: Any) -> None:
+    model = made(kind).double()
+    small: Any = wrapped(model).prune(mask={0: [0, 1, 3], 1: [0, 2]})
+    shut: Any = closed(model, ["layers.0.W_o", "layers.1.W_o"], {0: [0, 1, 3], 1: [0, 2]})
+    for shape in ((HEADS, HEADS), (HEADS, 9), (2, HEADS), (HEADS // 2, HEADS // 2), (1, 1), (5, WIDTH), (HEADS, 1)):
+        x = torch.randint(20, shape)
+        assert (small(x) - shut(x)).abs().max() < 1e-9
+
+
 class Relative(Layer):
     """Scores of content and of distance (Dai et al. 2019), the second one last, with keys that one map makes beside the
     values."""
@@ -142,6 +165,23 @@ class TwoValues(RelativeValues):
         return torch.cat([one, other], dim=-1)
 
 
+class Blocks(TwoValues):
+    """The values of distances come after those of all heads."""
+
+    def both(self, one: Tensor, other: Tensor) -> Tensor:
+        return torch.cat([one, other], dim=1)
+
+
+class OwnValues(TwoValues):
+    """No score is relative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        weights = (q @ k.mT).softmax(-1)
+        said = weights @ v, torch.einsum("bhij,bijd->bhid", weights, (x[:, :, None] * x[:, None])[..., :K])
+        return self.W_o(torch.cat([y.transpose(1, 2).flatten(2) for y in said], dim=-1))
+
+
 class Local(Layer):
     """Groups whose number has another name, as in gpt-fast."""
 
@@ -194,14 +234,7 @@ def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
 
 
-class Blocks(TwoValues):
-    """The values of distances come after those of all heads."""
-
-    def both(self, one: Tensor, other: Tensor) -> Tensor:
-        return torch.cat([one, other], dim=1)
-
-
-@pytest.mark.parametrize("kind", [TwoValues, Blocks])
+@pytest.mark.parametrize("kind", [TwoValues, Blocks, OwnValues])
 def test_more_that_the_weights_of_a_head_make_is_never_left(kind: Any) -> None:
     with pytest.raises(ValueError, match="its weights make more of what W_O reads") as refused:
         wrapped(made(kind))
@@ -230,16 +263,24 @@ class Slopes(SlopesOfLayer):
     """They are made when a text is longer than those before it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.slopes is None or self.slopes.shape[-1] < x.shape[1]:
+        if self.slopes.shape[-1] < x.shape[1]:
             self.slopes = slopes_of(self.num_heads, x.shape[1])
         return super().forward(x)
 
 
+class SlopesIfAny(SlopesOfLayer):
+    """Without slopes the layer does without."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        said: Tensor = Layer.forward(self, x) if self.slopes is None else super().forward(x)
+        return said
+
+
 def test_tensors_are_cut_that_a_layer_has_not_those_that_a_call_makes() -> None:
-    heads, model = wrapped(made(Slopes)), made(SlopesOfLayer)
+    heads = wrapped(made(Slopes))
     assert repr(heads).endswith("none removable: layers.0: layers.0.slopes is made in calls, for all its heads")
-    outs = ["layers.0.W_o", "layers.1.W_o"]
-    assert apart(wrapped(model).prune(mask=GONE), closed(model, outs)) < 1e-5
+    for model in (made(SlopesOfLayer), made(SlopesIfAny)):
+        assert apart(wrapped(model).prune(mask=GONE), closed(model, ["layers.0.W_o", "layers.1.W_o"])) < 1e-5
 
 
 def test_what_a_call_keeps_in_a_layer_is_cut_and_left_as_it_was() -> None:
@@ -271,6 +312,36 @@ class Decoder(Layer):
         y = x + self.W_o(self.attend(self.W_q(x), self.W_k(x), self.W_v(x)))
         memory = x.flip(1)
         return y - x + self.M_o(self.attend(self.M_q(y), self.M_k(memory), self.M_v(memory)))
+
+
+class Wide(Decoder):
+    """The second kind has fewer and wider heads."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        wide = self.wide = not getattr(self, "wide", True)
+        q, k, v = (y.unflatten(-1, (-1, 2 * K if wide else K)).transpose(1, 2) for y in (q, k, v))
+        return ((q @ k.mT / K**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class Reads(Layer):
+    """The same weights weigh other values for a second W_O."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.V, self.O = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v, w = (
+            f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v, self.V)
+        )
+        weights = (q @ k.mT).softmax(-1)
+        one, other = (weights @ y for y in (v, w))
+        return self.W_o(one.transpose(1, 2).flatten(2)) + self.O(other.transpose(1, 2).flatten(2))
+
+
+def test_what_stays_of_a_module_with_several_w_o_is_named() -> None:
+    assert "8 removable (M_o.0 is not: layers.0.W_o reads heads of another width there" in repr(wrapped(made(Wide)))
+    assert repr(wrapped(made(Reads))).endswith("; not seen: layers.0.O, layers.1.O")
 
 
 class Unhooked(Net):
