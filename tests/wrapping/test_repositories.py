@@ -105,6 +105,34 @@ class Relative(Layer):
         return self.W_o(torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2))
 
 
+class OfPlaces(Relative):
+    """The model hands all layers one vector for each head and place."""
+
+    def forward(self, x: Tensor, places: Tensor | None = None) -> Tensor:
+        assert places is not None
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)) for y in (self.W_q(x), *self.W_kv(x).chunk(2, -1)))
+        scores = torch.einsum("bihd,bjhd->bhij", q, k)
+        weights = (scores + torch.einsum("bihd,hjd->bhij", q, places[:, : x.shape[1]])).softmax(-1)
+        return self.W_o(torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2))
+
+
+class Places(Net):
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer)
+        self.places = nn.Parameter(torch.zeros(HEADS, 12, K))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.embed(x)
+        for layer in self.layers:
+            y = y + layer(y, self.places)
+        return self.end(y.mean(1))
+
+
+def test_a_tensor_of_all_layers_is_cut_at_each_call(tmp_path: Path) -> None:
+    model, *_ = check(OfPlaces, tmp_path, net=Places)
+    assert len(model.get_parameter("places")) == HEADS
+
+
 class RelativeValues(Layer):
     """Values of distances, which all heads share, are added to what each head says (Shaw et al. 2018)."""
 
