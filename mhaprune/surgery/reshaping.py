@@ -256,7 +256,8 @@ def tables(
     H, G, K = block.heads, len(set(block.of_kv)), block.head_dim
     left = len({block.of_kv[h] for h in keep})
     now = {H: len(keep), G: left, H * K: len(keep) * K, G * K: left * K} | dict(made)
-    own = next((table for table in by_block(before) if {H, H * K} <= {*table.values()}), {size: size for size in now})
+    mine = (table for table in by_block(before) if not beside or {H, H * K} <= {*table.values()})
+    own = next(mine, {size: size for size in now})
     alike = any((each.heads, each.head_dim) == (H, K) for each in beside)
     found = [each for each in by_block(before) if beside and (alike or each != own)]
     found.append({name: now.get(last, last) for name, last in own.items()})
