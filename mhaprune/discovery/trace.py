@@ -180,7 +180,8 @@ class Trace:
         if "weights" in options:
             self.softmaxes.known(options["weights"])
             again = self._weigh_again(options["weights"])  # values of distances, which are added (Shaw et al. 2018)
-            self.found[-1:] = [replace(found, weighs_again=found.weighs_again or again) for found in self.found[-1:]]
+            if again and self.found:
+                self.found[-1].weighs_again = True
         if again or not value.numel():  # or of a layer that has lost its head
             return attend(query, key, value)
         first = len(self.found)
@@ -267,8 +268,8 @@ class Trace:
                 self.unexplained = True
                 holds = any(is_linear(part) for part in module.modules())
                 layer = self.paths[module] if holds else self.paths[module].rpartition(".")[0]
-                if own := self._by_weights(made_of):
-                    numbers |= {path: dim for path, dim in own.items() if within(path, layer)}  # else it is given
+                if own := self._by_weights(made_of):  # a tensor of other layers too is an argument, found later
+                    numbers |= {path: dim for path, dim in own.items() if within(path, layer)}
                     del rows[name]
                 elif not any(within(self.paths[m], layer) for m, *_ in reached(made_of.sum(), self.leaves)):
                     rows[name] = NOTHING  # but an earlier layer

@@ -98,8 +98,11 @@ def eager() -> Any:
 
 @contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """Run parts that are checkpointed as others, while gradients are followed: a checkpoint hides them. So also with
-    functions that others made, of a part, the number of its inputs, and these, if they say what the part says."""
+    """Run parts that are checkpointed as others, while gradients are followed: a checkpoint hides them.
+
+    Functions that others wrote for this are given a part, the number of its inputs, the inputs, and weights. One is
+    known by what it returns for a part that returns its own input: this input.
+    """
     held, generator = vars(torch.autograd.Function)["apply"], "_checkpoint_without_reentrant_generator"
 
     def apply(kind: Any, *args: Any, **named: Any) -> Any:

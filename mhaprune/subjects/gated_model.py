@@ -190,7 +190,10 @@ class GatedModel(ABC):
         asked = {name: block for name, block in self.by_name.items() if of is None or name in of}
         for block in asked.values():
             if not block.attends:
-                raise ValueError(f"needs attention weights, which {block.path} does not compute; leave it out")
+                does = f"show for {block.out} alone" if block.flat else "compute"
+                raise ValueError(
+                    f"needs attention weights, which {block.path or 'the model'} does not {does}; leave it out"
+                )
         batch, maps = self.placed(batch), {}
         lengths: dict[BlockId, list[int]] = {name: [] for name in self.names}
 

@@ -266,10 +266,8 @@ def _blocks(call: ModelCall, given: Sequence[AttentionBlock | Block] | None, uni
             raise
         with call.at_rest():  # neurons need no attention
             attention, overlooked, alone = [], [], call.first()
-    names, not_seen = (
-        name_blocks([block.noted for block in attention]),
-        tuple(unseen(call.model, attention, overlooked)),
-    )
+    names = name_blocks([block.noted for block in attention])
+    not_seen = tuple(unseen(call.model, attention, overlooked))
     if "neuron" not in units:
         return attention, names, not_seen, alone
     neurons, experts = find_neurons(call.first, attention)

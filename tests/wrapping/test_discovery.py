@@ -342,7 +342,8 @@ class AfterPower(Attention):
 
 def test_another_function_of_a_part_and_a_number_is_no_checkpoint() -> None:
     heads = wrapped(AfterPower)
-    heads.score("taylor")
+    assert repr(heads) == "4 heads in 1 block, all with an effect, all removable"
+    assert heads.score("taylor")["score"].gt(0).all()
     pruned(heads, {0: [1]})
 
 
