@@ -801,12 +801,19 @@ OTHERS: dict[str, Other] = {
     "graph-transformer": Other("graph-transformer-pytorch", 2 * H, graphs, vectors),
     "halonet": of_pixels("halonet_pytorch:HaloAttention", dim=D, heads=H, **WIDTH, block_size=4, halo_size=2),
     "uformer": of_pixels("uformer_pytorch.uformer_pytorch:Attention", dim=D, heads=H, **WIDTH, window_size=4),
-    "bottleneck": of_pixels(
-        "bottleneck_transformer_pytorch.bottleneck_transformer_pytorch:Attention",
-        dim=D,
-        fmap_size=(8, 8),
-        heads=H,
-        **WIDTH,
+    "bottleneck": Other(
+        "bottleneck-transformer-pytorch",
+        2 * H,
+        lambda: built(
+            "bottleneck_transformer_pytorch:BottleStack",
+            dim=D,
+            fmap_size=(8, 8),
+            dim_out=2 * D,
+            num_layers=2,
+            heads=H,
+            dim_head=8,
+        ),
+        lambda: vectors(64).mT.unflatten(2, (8, 8)),
     ),
 }
 """The models by name."""

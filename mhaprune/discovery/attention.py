@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mhaprune.discovery.found import completed
 from mhaprune.discovery.hints import nothing_found, why_uncut
 from mhaprune.discovery.layouts import above, handed_on, probe
 from mhaprune.discovery.per_head_tensors import made_in_calls
@@ -28,8 +29,10 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
     weights = trace.unexplained
     if weights:  # perhaps by weights of linear modules that are not called
         trace = traced(call, weights=True)
+    plain = trace
     for seen in () if trace.whole else (probe, above):
         trace = traced(call, seen, weights)
+        completed(trace.found, plain.found)
         if trace.whole:
             break
     blocks: dict[str, Block] = {}
@@ -62,6 +65,7 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
             made_by,
             names=heads,
             numbers=tuple(found.numbers),
+            numbers_of_keys=tuple(found.numbers_of_keys),
             inputs=tuple(found.inputs),
             why_not=next(why_not, "") or why_uncut(model, [out, *(source.rows.path for source in made_by)]),
             cross=found.cross,
@@ -76,13 +80,15 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
         elif again.out == block.out and {*again.order.tolist()}.isdisjoint(block.order.tolist()):
             blocks[place] = joined(again, block)
         else:  # of a shared layer, which is called again: the same heads
-            more = {"numbers": again.numbers + block.numbers, "inputs": again.inputs + block.inputs}
-            of_calls: Any = {name: tuple(dict.fromkeys(each)) for name, each in more.items()}
+            noted_in = ("numbers", "numbers_of_keys", "inputs")
+            of_calls: Any = {
+                name: tuple(dict.fromkeys(getattr(again, name) + getattr(block, name))) for name in noted_in
+            }
             blocks[place] = replace(again, calls=again.calls + block.calls, **of_calls)
     for place, reason in handed_on(blocks, scored_by).items():
         blocks[place] = replace(blocks[place], why_not=blocks[place].why_not or reason)
     for place, block in blocks.items():
-        if made := next((path for path, _ in block.numbers if made_in_calls(call, path)), ""):
+        if made := next((path for path, _ in block.numbers + block.numbers_of_keys if made_in_calls(call, path)), ""):
             blocks[place] = replace(block, why_not=block.why_not or f"{made} is made in calls, for all its heads")
         alike = next(each for each in blocks.values() if each.path == block.path)
         if block.flat and block.head_dim != alike.head_dim:
@@ -152,4 +158,4 @@ def joined(one: Block, other: Block) -> Block:
         raise Unsupported(f"{one.path or 'model'}: {one.out} reads heads of several widths")
     why = "its heads are computed by several calls of attention"
     facts: Any = {"columns": columns, "names": tuple(range(len(columns))), "made_by": (), "why_not": why}
-    return replace(one, numbers=(), inputs=(), gated_by_layer=False, **facts)
+    return replace(one, numbers=(), numbers_of_keys=(), inputs=(), gated_by_layer=False, **facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhaprune.discovery.layouts import Leaves, rows_of_heads, rows_read
 from mhaprune.discovery.per_head_tensors import is_sum
-from mhaprune.hooks.blocks import Rows
+from mhaprune.hooks.blocks import ROLES, Rows, within
 from mhaprune.hooks.pytree import is_linear
 
 UNREAD = "no linear module that is called reads what its heads say"
@@ -50,6 +52,8 @@ class Found:
     cross: bool = False
     numbers: list[tuple[str, int]] = field(default_factory=list)
     """See `Block.numbers`."""
+    numbers_of_keys: list[tuple[str, int]] = field(default_factory=list)
+    """See `Block.numbers_of_keys`."""
     inputs: list[tuple[int | str, int]] = field(default_factory=list)
     """See `Block.inputs`."""
     inner: Tensor | None = None
@@ -76,3 +80,44 @@ def reads_elsewhere(found: Found, x: Any) -> bool:
     (reached,) = torch.autograd.grad(x.sum(), found.context, retain_graph=True, allow_unused=True)
     heads = x[..., [*chain(*found.columns)]]
     return reached is not None and not is_sum(heads, found.context, constant=False)
+
+
+def own_part(found: Found, x: Tensor, leaves: Leaves, paths: Mapping[nn.Module, str]) -> bool:
+    """Return whether what is added to the heads is made by linear modules of the layer itself, part by part."""
+    made, _ = rows_of_heads(torch.stack([x[..., list(each)] for each in found.columns], 1), leaves, paths)
+    layer = paths[found.module]
+    return not isinstance(made, str) and all(within(rows.path, layer) for rows in made)
+
+
+def weighs_in(found: Found, x: Tensor, leaves: Leaves, paths: Mapping[nn.Module, str]) -> bool:
+    """Return whether a tensor is made by the queries or keys of these heads, and not by their outputs alone."""
+    own = {
+        (rows.path, row)
+        for name in ROLES[:2]
+        if isinstance(rows := found.rows.get(name), Rows)
+        for each in rows.heads
+        for row in each
+    }
+    read = rows_read(x, leaves).items() if own and x.requires_grad else ()
+    return any((paths[leaves[n][0]], row) in own for n, rows in read for row in rows)
+
+
+def unusable(columns: Sequence[Sequence[int]]) -> str:
+    """Return the reason why heads that W_O reads by these columns cannot be gated one by one; empty if they can."""
+    if len({column for of_head in columns for column in of_head}) != sum(map(len, columns)):
+        return MIXED
+    return "W_O reads unequal numbers of columns of its heads" if len({*map(len, columns)}) > 1 else ""
+
+
+def completed(found: Sequence[Found], plain: Sequence[Found]) -> None:
+    """Add the rows and tensors of heads that only another trace of the same calls has shown, with the numbers of the
+    model: other numbers may be too large for a softmax to have a gradient."""
+    if [each.module for each in found] != [each.module for each in plain]:
+        return
+    for now, before in zip(found, plain, strict=True):
+        known = {*ROLES, *now.rows, *(rows.path for rows in now.rows.values() if isinstance(rows, Rows))}
+        for name, rows in before.rows.items():
+            if isinstance(rows, Rows) and known.isdisjoint((name, rows.path)):
+                now.rows[name] = rows
+        for last, first in ((now.numbers, before.numbers), (now.numbers_of_keys, before.numbers_of_keys)):
+            last += [each for each in first if each[0] not in dict(last)]

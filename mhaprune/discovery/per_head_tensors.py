@@ -62,9 +62,12 @@ class Followed:
         return self._given.setdefault((id(x), x._version), (x, x.detach().requires_grad_().clone()))[1]
 
 
-def dimensions_of_heads(computed: Sequence[Tensor], tensors: Sequence[Tensor]) -> tuple[list[int | None], bool]:
-    """Return for each tensor the dimension that the heads share, or None. Each head reads a part of its own; all parts
-    are equally long and stand side by side. The dimension is counted from the last, which is -1.
+def dimensions_of_heads(
+    computed: Sequence[Tensor], tensors: Sequence[Tensor], of: Sequence[int] = ()
+) -> tuple[list[int | None], bool]:
+    """Return for each tensor the dimension that the heads share, or None. Each head reads a part of its own, or the
+    part with the number `of[h]`; all parts are equally long and stand side by side. The dimension is counted from the
+    last, which is -1.
 
     The second value is False if a tensor with a part for each head is read, but changes nothing, as one that is
     clamped.
@@ -72,9 +75,12 @@ def dimensions_of_heads(computed: Sequence[Tensor], tensors: Sequence[Tensor]) -
     `computed` holds what each head computes, all (B, H, T, K), such as queries and outputs.
     """
     H = computed[0].shape[1]
+    own_HP = torch.eye(H, dtype=torch.bool)[list(of or range(H))]  # the part that each head may read
+    own_HP = own_HP[:, own_HP.any(dim=0)]
+    P = own_HP.shape[1]
     computed = [x for x in computed if x.shape[1] == H > 1 and x.requires_grad]
     dims = [(n, dim) for n, x in enumerate(tensors) for dim in range(-x.dim(), 0)] if computed else []
-    places = [(n, dim) for n, dim in dims if tensors[n].shape[dim] % H == 0]
+    places = [(n, dim) for n, dim in dims if tensors[n].shape[dim] % P == 0]
     if not places:
         return [None] * len(tensors), True
     rows: list[Tensor] = []
@@ -85,12 +91,20 @@ def dimensions_of_heads(computed: Sequence[Tensor], tensors: Sequence[Tensor]) -
     for h in range(H):
         of_head = torch.stack([(x[:, h] * each).sum() for x, each in zip(computed, weights, strict=True)]).sum()
         gradients = torch.autograd.grad(of_head, tensors, retain_graph=True, materialize_grads=True)
-        rows.append(torch.stack([gradients[n].movedim(dim, 0).reshape(H, -1).any(dim=1) for n, dim in places]))
+        rows.append(torch.stack([gradients[n].movedim(dim, 0).reshape(P, -1).any(dim=1) for n, dim in places]))
     found: list[int | None] = [None] * len(tensors)
-    for (n, dim), reads_HH in zip(places, torch.stack(rows, dim=1), strict=True):
-        if reads_HH.any() and torch.equal(reads_HH, reads_HH.diag().diag()):
+    for (n, dim), reads_HP in zip(places, torch.stack(rows, dim=1), strict=True):
+        if reads_HP.any() and not reads_HP[~own_HP.to(reads_HP.device)].any():
             found[n] = dim
-    return found, not any(H in tensors[n].shape and found[n] is None for n in flat)
+    return found, not any(P in tensors[n].shape and found[n] is None for n in flat)
+
+
+def with_running(model: nn.Module, name: str, dim: int) -> list[tuple[str, int]]:
+    """Return the name of a tensor with a part for each head and its dimension, and those of the running numbers of a
+    norm over the batch, which go with its weight."""
+    owner, _, last = name.rpartition(".")
+    kept = vars(model.get_submodule(owner))["_buffers"] if last == "weight" else {}
+    return [(name, dim), *((f"{owner}.{each}", dim) for each in RUNNING if kept.get(each) is not None)]
 
 
 def made_in_calls(call: ModelCall, path: str) -> bool:

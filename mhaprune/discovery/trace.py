@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.discovery.found import INFERENCE, MIXED, NO_GRAD, SUM, Found, reads_elsewhere
+from mhaprune.discovery.found import INFERENCE, NO_GRAD, SUM, Found, own_part, reads_elsewhere, unusable, weighs_in
 from mhaprune.discovery.layouts import (
     NOTHING,
     columns_of_heads,
@@ -30,13 +30,13 @@ from mhaprune.discovery.layouts import (
 )
 from mhaprune.discovery.leading import folded, leading
 from mhaprune.discovery.per_head_tensors import (
-    RUNNING,
     Followed,
     dimensions_of_heads,
     factor_of_values,
     inner_factor,
     is_sum,
     learned_factor,
+    with_running,
 )
 from mhaprune.hooks.attention_calls import Attend, AttentionCalls, attention_interface
 from mhaprune.hooks.blocks import ROLES, Block, Rows, around, block_of, neighbours, within
@@ -249,13 +249,14 @@ class Trace:
             leaves = {self.paths[module]: leaf for module, leaf in self.leaves}
             leaf = leaves.get(made.path) if isinstance(made, Rows) else None
             own = None if leaf is None else factor_of_values(value, leaf, cast("Rows", made).heads)
-            found.inner = inner_factor(partial(attend, query.detach(), key.detach()), value, own)
+            by_head = own if own is None else own[list(found.of_kv)]
+            found.inner = inner_factor(partial(attend, query.detach(), key.detach()), value, by_head)
         found.context = self.seen(out.detach()).requires_grad_()  # (B, H, T, K)
         return found.context.clone()
 
     @aside
     def _begin(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Found:
-        H, G = query.shape[1], key.shape[1]
+        H, G = query.shape[1], max(key.shape[1], value.shape[1])  # one key may serve all heads
         of_kv = getattr(module, "kept_of_kv", None) or [h * G // H for h in range(H)]
         if self.known is not None:
             block = self.known.get(self.paths[module])
@@ -264,14 +265,16 @@ class Trace:
         rows = self._sources("query", query, H) | self._sources("key", key, H) | self._sources("value", value, H)
         numbers: dict[str, int] = {}
         for name, made_of in zip(ROLES, (query, key, value), strict=True):
-            if isinstance(rows.get(name), str) and made_of.shape[1] == H:
+            if isinstance(rows.get(name), str) and made_of.shape[1] in (1, H):
                 self.unexplained = True
                 holds = any(is_linear(part) for part in module.modules())
                 layer = self.paths[module] if holds else self.paths[module].rpartition(".")[0]
                 if own := self._by_weights(made_of):  # a tensor of other layers too is an argument, found later
                     numbers |= {path: dim for path, dim in own.items() if within(path, layer)}
                     del rows[name]
-                elif not any(within(self.paths[m], layer) for m, *_ in reached(made_of.sum(), self.leaves)):
+                elif not (read := reached(made_of.sum(), self.leaves)) and bool((made_of == made_of[:, :1]).all()):
+                    del rows[name]  # such as vectors of positions, which serve all heads
+                elif not any(within(self.paths[m], layer) for m, *_ in read):
                     rows[name] = NOTHING  # but an earlier layer
         once = [name for name in ROLES[1:] if isinstance(made := rows.get(name), Rows) and len(made.heads) == 1 < G]
         if once == ["key", "value"]:
@@ -312,7 +315,7 @@ class Trace:
         H, given = found.heads, self.given.get(found.module, {})
         made = {rows.path for rows in found.rows.values() if isinstance(rows, Rows)}
         path = self._layer(found)
-        noted = {*dict(found.numbers), *dict(found.inputs)}
+        noted = {*dict(found.numbers), *dict(found.numbers_of_keys), *dict(found.inputs)}
         leaves = [(self.paths[module], leaf) for module, leaf in self.leaves if within(self.paths[module], path)]
         heads = [(module, leaf) for module, leaf in self.leaves if self.paths[module] in made]
         inputs = ((key, x) for key, x in given.items() if key not in noted and isinstance(x, Tensor) and H in x.shape)
@@ -327,11 +330,17 @@ class Trace:
         for (where, name, x), dim in zip(known, dims, strict=True):
             if where is found.rows and dim == -1:
                 where[name] = Rows(name, neighbours(x.shape[-1], H))
-            elif dim is not None and (where is found.numbers or (where is found.inputs and x.shape[dim] == H)):
+            elif dim is not None and where is found.inputs and x.shape[dim] == H:
                 where.append((name, dim))
-                owner, _, last = name.rpartition(".") if where is found.numbers else ("", "", "")
-                kept = vars(self.model.get_submodule(owner))["_buffers"] if last == "weight" else {}
-                where += [(f"{owner}.{each}", dim) for each in RUNNING if kept.get(each) is not None]
+            elif dim is not None and where is found.numbers:
+                where += with_running(self.model, name, dim)
+        if 1 < (G := len({*found.of_kv})) < H:
+            of = found.of_kv
+            rest = [(name, x) for where, name, x in known if where is found.numbers and name not in dict(where)]
+            repeated = [x[:, list(of)] if x.shape[1] == G else x for x in computed]
+            dims, _ = dimensions_of_heads(repeated, [x for _, x in rest], of)
+            for (name, _), dim in zip(rest, dims, strict=True):
+                found.numbers_of_keys += [] if dim is None else with_running(self.model, name, dim)
 
     @aside
     def _find_scores(self, found: Found, weights: Tensor) -> None:
@@ -352,10 +361,11 @@ class Trace:
                 found.rows[f"score of {rows.path}"] = Rows(rows.path, rest)
 
     def _layer(self, found: Found) -> str:
-        """Return the path of the smallest module in which a call of attention is, and the maps that make its
-        queries."""
+        """Return the path of the smallest module in which a call of attention is, with the maps that make its queries,
+        and W_O, if it is known."""
         made = [rows.path for name, rows in found.rows.items() if name.startswith("query") and isinstance(rows, Rows)]
-        return around(self.paths[found.module], *made)
+        out = [] if found.out is None else [self.paths[found.out]]
+        return around(self.paths[found.module], *made, *out)
 
     def _sources(self, name: str, heads: Tensor, H: int) -> dict[str, Rows | str]:
         """Return the rows of the linear modules that made these heads, (B, heads, T, K), or the reason why there are
@@ -401,13 +411,13 @@ class Trace:
                     found.columns, whole = columns_of_heads(x, leaf, found.heads_last)
                     self.whole = self.whole and whole
                     others = [n for n in range(x.shape[-1]) if n not in {*chain(*found.columns)}]
-                    found.unusable = self._unusable(found.columns)
-                    if not found.unusable and others and self._weighs_in(found, x[..., others]):
+                    found.unusable = unusable(found.columns)
+                    if not found.unusable and others and weighs_in(found, x[..., others], self.leaves, self.paths):
                         found.unusable = "its weights make more of what W_O reads than these heads say"
                 if (
                     not found.unusable
                     and is_sum(x[..., [*chain(*found.columns)]], leaf)
-                    and not self._own_part(found, x)
+                    and not own_part(found, x, self.leaves, self.paths)
                 ):
                     found.unusable = SUM
                 if is_linear(module):
@@ -431,14 +441,13 @@ class Trace:
                         f" {self.paths[module]}, in another order, at others"
                     )
                 found.also[module] = None
-            elif found.weighs_again and found.out is not module and isinstance(x, Tensor) and self._weighs_in(found, x):
+            elif (
+                found.weighs_again
+                and found.out is not module
+                and isinstance(x, Tensor)
+                and weighs_in(found, x, self.leaves, self.paths)
+            ):
                 self.beside[self.paths[module]] = None
-
-    def _own_part(self, found: Found, x: Tensor) -> bool:
-        """Return whether what is added to the heads is made by linear modules of the layer itself, part by part."""
-        made, _ = rows_of_heads(torch.stack([x[..., list(each)] for each in found.columns], 1), self.leaves, self.paths)
-        layer = self.paths[found.module]
-        return not isinstance(made, str) and all(within(rows.path, layer) for rows in made)
 
     def _find_factor(self, found: Found, x: Tensor) -> None:
         """Find the factor by which the layer itself multiplies each head, see `learned_factor`.
@@ -468,24 +477,6 @@ class Trace:
             *((found.inputs, key, tensor) for key, tensor in given.items() if isinstance(tensor, Tensor)),
         ]
         return [each for each in followed if each[2].requires_grad and sizes & {*each[2].shape}]
-
-    @staticmethod
-    def _unusable(columns: Sequence[Sequence[int]]) -> str:
-        if len({column for of_head in columns for column in of_head}) != sum(map(len, columns)):
-            return MIXED
-        return "W_O reads unequal numbers of columns of its heads" if len({*map(len, columns)}) > 1 else ""
-
-    def _weighs_in(self, found: Found, x: Tensor) -> bool:
-        """Return whether a tensor is made by the queries or keys of these heads, and not by their outputs alone."""
-        own = {
-            (rows.path, row)
-            for name in ROLES[:2]
-            if isinstance(rows := found.rows.get(name), Rows)
-            for each in rows.heads
-            for row in each
-        }
-        read = rows_read(x, self.leaves).items() if own and x.requires_grad else ()
-        return any((self.paths[self.leaves[n][0]], row) in own for n, rows in read for row in rows)
 
     def _own(self, layer: MultiHeadAttention, out: nn.Module) -> None:
         """Record a `MultiHeadAttention`, whose layout is known. If a module that contains it calls its output

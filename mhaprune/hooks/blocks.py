@@ -99,6 +99,8 @@ class Block:
     numbers: tuple[tuple[str, int], ...] = ()
     """The parameters and buffers that hold a number for each unit, by their path in the model. Each is given with the
     dimension of the units, counted from the last, which is -1."""
+    numbers_of_keys: tuple[tuple[str, int], ...] = ()
+    """In the same way, those that hold a number for each key-value head, if units share these."""
     inputs: tuple[tuple[int | str, int], ...] = ()
     """The arguments of the module that hold a number for each unit, such as a position bias, by their place or name;
     each with the dimension of the units."""

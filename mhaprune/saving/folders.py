@@ -40,8 +40,8 @@ from mhaprune.storage.seals import checksum_of
 from mhaprune.storage.store import make_folder, write_json
 from mhaprune.surgery.bare_weights import as_written
 from mhaprune.surgery.copying import copied
+from mhaprune.surgery.counts import COUNTS
 from mhaprune.surgery.record import Cut, pretrained_in
-from mhaprune.surgery.removal import COUNTS
 from mhaprune.surgery.reshaping import shrink
 from mhaprune.surgery.torch_attention import TorchAttention
 from mhaprune.tables import by_block

@@ -26,6 +26,10 @@ UNEVEN = "mhaprune_uneven_"
 """The begin of the names of the attention for layers that lost heads unevenly. The name of the attention that then
 computes follows."""
 
+KEPT_IN = "kept_in"
+"""The begin of the names of attributes that say what is left of a tensor with a part for each key-value head: the
+dimension of these, their number in the model before any removal, and the numbers of those that are left."""
+
 VIEWS = {Tensor.view, Tensor.reshape, torch.reshape}
 UNFLATTENS = {Tensor.unflatten, torch.unflatten}
 SPLITS = {Tensor.split, torch.split}
@@ -50,6 +54,10 @@ def give_shapes(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Map
         if isinstance(module, nn.Parameter):
             empty = nn.Parameter(module.new_empty(tuple(shape)), module.requires_grad)
             setattr(model.get_submodule(owner), name, empty)
+            continue
+        if places := attributes.get(owner, {}).get(f"{KEPT_IN}.{name}"):
+            dim, parts, *kept = places
+            keep_numbers(model, path, kept, dim, parts)
             continue
         if isinstance(module, Tensor):
             dim = next(d for d, size in enumerate(shape) if size != module.shape[d])
@@ -86,9 +94,11 @@ def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
     """Set attributes of modules, by path. The weights of the modules must have the new shapes already."""
     for path, values in attributes.items():
         module = model.get_submodule(path)
-        for holder in {name.rpartition(".")[0] for name in values} - {"", "axes_lengths"}:
+        for holder in {name.rpartition(".")[0] for name in values} - {"", "axes_lengths", KEPT_IN}:
             setattr(module, holder, copy.copy(getattr(module, holder)))  # from which only this layer reads its sizes
         for name, value in values.items():
+            if name.startswith(f"{KEPT_IN}."):  # see `give_shapes`
+                continue
             if name.startswith("axes_lengths."):  # of a layer of einops, which holds them twice
                 module.axes_lengths = module.axes_lengths | {name.removeprefix("axes_lengths."): value}
                 module._axes_lengths = tuple(module.axes_lengths.items())

@@ -29,8 +29,8 @@ from mhaprune.proofs.whole_model import NotByExample, Proofs, check_fullest, pro
 from mhaprune.storage.cache import Cache
 from mhaprune.subjects.batches import Batches
 from mhaprune.surgery.bare_weights import with_linear_parameters
+from mhaprune.surgery.counts import MORE_COUNTS, with_more_counts
 from mhaprune.surgery.handed_weights import with_called_maps
-from mhaprune.surgery.removal import MORE_COUNTS, with_more_counts
 from mhaprune.surgery.streaming import for_streaming
 from mhaprune.surgery.torch_attention import converted
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME, UNITS

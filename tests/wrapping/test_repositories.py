@@ -255,11 +255,90 @@ class Kept(Layer):
         return self.W_o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
+class SharedCache(Layer):
+    """Keys and values that two heads share have a factor for each, and are kept in plain attributes, as in Meta's
+    Llama. A factor of the values is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.n_rep = HEADS, HEADS // 2, 2
+        del self.num_heads
+        self.W_k, self.W_v = (nn.Linear(WIDTH, WIDTH // 2, bias=False) for _ in range(2))
+        self.norm = nn.Parameter(torch.ones(self.n_kv_heads, K))
+        self.register_buffer("twice", torch.tensor([[1.0], [2.0]]), persistent=False)
+        self.keys, self.values = (torch.zeros(6, 12, self.n_kv_heads, K, dtype=torch.double) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, _ = x.shape
+        q = self.W_q(x).view(B, T, self.n_heads, K)
+        k, v = (f(x).view(B, T, self.n_kv_heads, K) for f in (self.W_k, self.W_v))
+        self.keys, self.values = self.keys.to(x), self.values.to(x)
+        self.keys[:B, :T], self.values[:B, :T] = k * self.norm, v * self.twice
+        k, v = (each[:B, :T, :, None].expand(-1, -1, -1, self.n_rep, -1) for each in (self.keys, self.values))
+        q, k, v = (y.reshape(B, T, self.n_heads, K).transpose(1, 2) for y in (q, k, v))
+        return self.W_o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Convolved(Layer):
+    """A norm over the batch and an activation stand between the heads and W_O, and scores of positions, by vectors that
+    all heads share, come last, as in bottleneck transformers (Srinivas et al. 2021)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.places = nn.Parameter(torch.zeros(12, K))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        weights = (q @ k.mT + torch.einsum("bhid,jd->bhij", q, self.places[: x.shape[1]])).softmax(-1)
+        said = (weights @ v).transpose(1, 2).flatten(2)
+        return self.W_o(self.norm(said.mT).mT.relu())
+
+
+class Outside(nn.Module):
+    """The same, with the norm and W_O in a module around that of the heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inner = Convolved()
+        self.norm, self.W_o = inner.norm, inner.W_o
+        inner.norm, inner.W_o = nn.Identity(), nn.Identity()  # type: ignore[assignment]
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.W_o(self.norm(self.inner(x).mT).mT.relu())
+
+
 @pytest.mark.parametrize(
-    "kind", [WithCore, Memories, OfInput, Relative, RelativeValues, Pairs, OneQuery, Local, QueryGroups]
+    "kind",
+    [
+        WithCore,
+        Memories,
+        OfInput,
+        Relative,
+        RelativeValues,
+        Pairs,
+        OneQuery,
+        Local,
+        QueryGroups,
+        SharedCache,
+        Convolved,
+        Outside,
+    ],
 )
 def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
+
+
+@pytest.mark.parametrize("first", [{0: [1], 1: [0, 1]}, {0: [0], 1: [3]}])
+def test_what_key_value_heads_keep_is_read_again_after_two_removals(first: Any, tmp_path: Path) -> None:
+    model = made(SharedCache).double()
+    small = wrapped(model).prune(mask=first)
+    smaller = wrapped(small).prune(mask={0: [3], 1: [2]})
+    gone = {layer: [*heads, 3 - layer] for layer, heads in first.items()}
+    assert apart(smaller, closed(model, ["layers.0.W_o", "layers.1.W_o"], gone)) < 1e-9
+    mhaprune.save(smaller, tmp_path)
+    assert apart(mhaprune.load(tmp_path, model=made(SharedCache, seed=5).double()), smaller) == 0
 
 
 @pytest.mark.parametrize("kind", [TwoValues, Blocks, OwnValues])
