@@ -137,9 +137,9 @@ def columns_of_heads(x: Tensor, leaf: Tensor, heads_last: bool) -> tuple[tuple[t
     outputs of the heads, (B, H, T, K), or (B, T, H, K) if `heads_last`. The second value is as in `rows_of_heads`."""
     H, K = leaf.shape[2 if heads_last else 1], leaf.shape[-1]
     of_head: list[list[int]] = [[] for _ in range(H)]
-    other = (0, 1, 3) if heads_last else (0, 2, 3)
+    other, weights = (0, 1, 3) if heads_last else (0, 2, 3), drawn(x[..., 0]) + 0.5  # sums are alike after a norm
     for column in range(x.shape[-1]):
-        (gradient,) = torch.autograd.grad(x[..., column].sum(), leaf, retain_graph=True)
+        (gradient,) = torch.autograd.grad((x[..., column] * weights).sum(), leaf, retain_graph=True)
         for h in gradient.abs().sum(other).nonzero().flatten().tolist():
             of_head[h].append(column)
     found, widths = tuple(map(tuple, of_head)), set(map(len, of_head))

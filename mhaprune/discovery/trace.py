@@ -281,7 +281,7 @@ class Trace:
             of_kv = [0] * H
         for name in once if len(once) < 2 else ():
             made = cast("Rows", rows[name])
-            rows[name] = replace(made, heads=((),) * G) if name == "key" else f"made once for all heads by {made.path}"
+            rows[name] = replace(made, heads=((),) * G)
         if G == H and (repeated := without_repeats(rows)):
             of_kv = repeated
         found = Found(module, H, tuple(of_kv), rows, numbers=[*numbers.items()])
@@ -371,7 +371,8 @@ class Trace:
         """Return the rows of the linear modules that made these heads, (B, heads, T, K), or the reason why there are
         none, by `name` and, of further modules, by longer names."""
         found, whole = rows_of_heads(heads, self.leaves, self.paths, name in ROLES[1:])
-        self.whole = self.whole and whole
+        one = name == "gate" and not isinstance(found, str)  # number for each head may be all
+        self.whole = self.whole and (whole or one)
         if isinstance(found, str):
             return {name: found}
         if len(found) > 1 and heads.shape[1] != H:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mhaprune.hooks.products import Factors
+from mhaprune.hooks.softmaxes import SOFTMAXES
 from mhaprune.hooks.windows import opened, window_mask
 
 Attend = Callable[[Tensor, Tensor, Tensor], Any]
@@ -28,8 +29,9 @@ class AttentionCalls(TorchFunctionMode):
 
     `attend` is the original function of query, (*lead, T, K), key and value. As a rule the leading dimensions are those
     of examples and heads. Attention is a call of `F.scaled_dot_product_attention`, or two matrix products: the first
-    becomes weights that sum to 1, the second multiplies them with the values. In the second form `options` holds the
-    weights, (*lead, T, U), and, if a factor of each head multiplies them, this factor as `sums`, (*lead, 1, 1).
+    becomes weights that sum to 1, or to less if a sink takes the rest, the second multiplies them with the values. In
+    the second form `options` holds the weights, (*lead, T, U), and, if a factor of each head multiplies them, this
+    factor as `sums`, (*lead, 1, 1).
     """
 
     def __init__(self, through: Callable[[Attend, Tensor, Tensor, Tensor, dict[str, Any]], Any]) -> None:
@@ -38,6 +40,8 @@ class AttentionCalls(TorchFunctionMode):
         self.products: dict[tuple[int, ...], tuple[tuple[int, ...], Tensor, Tensor]] = {}
         """The leading dimensions and the two factors of each recent matrix product, by its size and last two
         dimensions. If the product becomes attention weights, its factors are queries and keys."""
+        self.weighed: set[tuple[int, ...]] = set()
+        """The keys of the products that a softmax came after."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -46,16 +50,21 @@ class AttentionCalls(TorchFunctionMode):
             query, key, value = (given.pop(name) for name in NAMES[:3])
             return self.through(lambda q, k, v: func(q, k, v, **given), query, key, value, given)
         if (factors := Factors.of(func, args, kwargs)) is None:
-            return func(*args, **kwargs)
+            said = func(*args, **kwargs)
+            if func in SOFTMAXES:  # of a router of experts, it has fewer numbers
+                self.weighed |= {size for size in self.products if size[0] <= said.numel()}
+            return said
         for swapped in () if factors.added is not None or not self.products else (False, True):
             weights, value, back = factors.arranged("first", swapped)
-            if (size := _size(weights.shape)) in self.products and (options := _weights(weights)):
+            size = _size(weights.shape)
+            if size in self.products and (options := _weights(weights, size in self.weighed)):
                 return back(self._weighted(weights, value, options, *self.products[size])).contiguous()
         for swapped in (True, False):
             first, second, _ = factors.arranged("product", swapped)
             lead = torch.broadcast_shapes(first.shape[:-2], second.shape[:-2])
             shape = (*lead, first.shape[-2], second.shape[-1])
-            self.products[_size(shape)] = lead, first, second.mT
+            self.products[size := _size(shape)] = lead, first, second.mT
+            self.weighed.discard(size)
         return func(*args, **kwargs)
 
     def _weighted(self, weights: Tensor, value: Tensor, options: Any, lead: Sequence[int], *made: Tensor) -> Tensor:
@@ -75,17 +84,19 @@ def _led(x: Tensor, lead: Sequence[int], now: Sequence[int]) -> Tensor:
     return x.expand(*lead, *x.shape[-2:]).reshape(*now, *x.shape[-2:])
 
 
-def _weights(scores: Tensor) -> dict[str, Tensor]:
-    """Return the options of attention with these weights, see `AttentionCalls`; none if they are no weights."""
+def _weights(scores: Tensor, weighed: bool) -> dict[str, Tensor]:
+    """Return the options of attention with these weights, see `AttentionCalls`; none if they are no weights. If they
+    are `weighed`, by a softmax, they may sum to less than 1: a sink takes the rest, or a text may see nothing."""
     seen = scores.detach()
     sums = seen.sum(dim=-1, keepdim=True, dtype=torch.float)
-    if bool((seen >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=5e-3):  # as of bfloat16
+    positive = bool((seen >= 0).all())
+    if positive and torch.allclose(sums, torch.ones_like(sums), atol=5e-3):  # as of bfloat16
         return {"weights": scores}
     first = sums[..., :1, :]
-    if sums.shape[-2] < 2 or not first.any() or not torch.allclose(sums, first.expand_as(sums), rtol=5e-3, atol=0):
-        return {}
-    shares = (scores / first.where(first != 0, 1).to(scores)).nan_to_num()
-    return {"weights": shares, "sums": first.to(seen)} if bool((shares >= 0).all()) else {}
+    if sums.shape[-2] > 1 and first.any() and torch.allclose(sums, first.expand_as(sums), rtol=5e-3, atol=0):
+        shares = (scores / first.where(first != 0, 1).to(scores)).nan_to_num()
+        return {"weights": shares, "sums": first.to(seen)} if bool((shares >= 0).all()) else {}
+    return {"weights": scores} if positive and weighed and bool((sums <= 1 + 5e-3).all() and sums.any()) else {}
 
 
 @contextmanager
@@ -198,7 +209,8 @@ def _near(path: str, query: Tensor, key: Tensor, value: Tensor, options: Mapping
         more = {name: options[name] for name in ("scale", "enable_gqa") if name in options}
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **more)
     inside: Tensor = weights * seen
-    total = inside.sum(dim=-1, keepdim=True)
+    rest = 1 - weights.sum(dim=-1, keepdim=True)  # what a sink takes
+    total = inside.sum(dim=-1, keepdim=True) + rest.where(rest > max(1e-6, torch.finfo(rest.dtype).eps), 0)
     if bool((total == 0).logical_and(seen.any(dim=-1, keepdim=True)).any()):
         raise ValueError(f'{path}: weights in its window are rounded to 0; write attn_implementation="sdpa"')
     said = inside / total.clamp_min(torch.finfo(total.dtype).tiny) @ value

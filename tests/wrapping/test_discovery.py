@@ -217,8 +217,8 @@ class BySums(Attention):
 
 class WithSink(Attention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = F.pad(q @ k.mT, (0, 1), value=0.5)
-        return scores.softmax(dim=-1)[..., :-1] @ v
+        weights = F.pad(q @ k.mT, (0, 1), value=0.5).softmax(dim=-1)[..., :-1]
+        return (weights[..., None] * v[:, :, None]).sum(-2)
 
 
 class Linear(Attention):

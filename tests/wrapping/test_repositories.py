@@ -10,10 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mhaprune
+from mhaprune.discovery.attention import discover
 from mhaprune_literature.attention import Confidence
-from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, check, closed, effect, made, wrapped
+from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, called, check, closed, effect, made, wrapped
 
 K = WIDTH // HEADS
+
+
+def by_head(layer: Layer, x: Tensor) -> list[Tensor]:
+    """Return queries, keys and values, all (B, H, T, K)."""
+    maps = (layer.W_q, layer.W_k, layer.W_v)
+    return [f(x).unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for f in maps]
 
 
 class Core(nn.Module):
@@ -141,7 +148,7 @@ class RelativeValues(Layer):
         self.far = nn.Parameter(torch.zeros(2 * 12 + 1, K))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        q, k, v = by_head(self, x)
         places = torch.arange(x.shape[1])
         far = self.far[places[:, None] - places + 12]
         weights = (q @ k.mT + torch.einsum("bhid,ijd->bhij", q, far)).softmax(-1)
@@ -204,7 +211,7 @@ class OwnValues(TwoValues):
     """No score is relative."""
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        q, k, v = by_head(self, x)
         weights = (q @ k.mT).softmax(-1)
         said = weights @ v, torch.einsum("bhij,bijd->bhid", weights, (x[:, :, None] * x[:, None])[..., :K])
         return self.W_o(torch.cat([y.transpose(1, 2).flatten(2) for y in said], dim=-1))
@@ -289,10 +296,101 @@ class Convolved(Layer):
         self.places = nn.Parameter(torch.zeros(12, K))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        q, k, v = by_head(self, x)
         weights = (q @ k.mT + torch.einsum("bhid,jd->bhij", q, self.places[: x.shape[1]])).softmax(-1)
         said = (weights @ v).transpose(1, 2).flatten(2)
         return self.W_o(self.norm(said.mT).mT.relu())
+
+
+class OneValue(Layer):
+    """Each head has keys of its own, but all have the same values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_v = nn.Linear(WIDTH, K, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (f(x).unflatten(-1, (self.num_heads, -1)) for f in (self.W_q, self.W_k))
+        weights = torch.einsum("bihd,bjhd->bhij", q, k).softmax(-1)
+        return self.W_o(torch.einsum("bhij,bjd->bihd", weights, self.W_v(x)).flatten(2))
+
+
+class Gated(Layer):
+    """A linear map of the text makes one gate for each head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, HEADS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = by_head(self, x)
+        said = ((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2) * self.gate(x).sigmoid()[..., None]
+        return self.W_o(said.flatten(2))
+
+
+class OverPlaces(Layer):
+    """A norm over the positions, whose sum over them never changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(WIDTH, affine=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = by_head(self, x)
+        said = ((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return self.W_o(self.norm(said.mT).mT)
+
+
+class WithSink(Layer):
+    """A learned sink takes a part of the weights, as in gpt-oss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sinks = nn.Parameter(torch.zeros(HEADS))
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        sinks = self.sinks[:, None, None].expand(len(scores), -1, scores.shape[-1], 1)
+        return torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = by_head(self, x)
+        return self.W_o((self.weigh(q @ k.mT / 2) @ v).transpose(1, 2).flatten(2))
+
+
+class SeesNothing(WithSink):
+    """The first token sees none, so its weights are zeros."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        later = torch.ones_like(scores[0, 0], dtype=torch.bool).tril(-1)
+        return scores.masked_fill(~later, -torch.inf).softmax(-1).nan_to_num()
+
+
+class Experts(nn.Module):
+    """Experts with small activations, none below 0, and a router."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.router, self.end = nn.Linear(WIDTH, HEADS), nn.Linear(HEADS * WIDTH, WIDTH)
+        sizes = ((WIDTH, width), (width, WIDTH))
+        self.first, self.second = (nn.Parameter(torch.zeros(HEADS, *size)) for size in sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = 1e-3 * torch.einsum("btd,edf->betf", x, self.first).relu()
+        shares = self.router(x).softmax(-1)
+        said = torch.einsum("betf,efd->betd", hidden, self.second)
+        return self.end((said * shares.mT[..., None]).transpose(1, 2).flatten(2))
+
+
+class BesideExperts(nn.Module):
+    """Experts with more and with fewer numbers than the attention weights, which are no heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.experts = Layer(), nn.ModuleList(map(Experts, (12, 3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.attention(x)
+        return y + sum(each(x) for each in self.experts)
 
 
 class Outside(nn.Module):
@@ -323,11 +421,22 @@ class Outside(nn.Module):
         QueryGroups,
         SharedCache,
         Convolved,
+        OneValue,
+        Gated,
+        OverPlaces,
+        WithSink,
+        SeesNothing,
         Outside,
     ],
 )
 def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
+
+
+def test_experts_with_small_activations_are_no_heads() -> None:
+    blocks, overlooked = discover(called(made(BesideExperts)))
+    assert [block.path for block in blocks] == ["layers.0.attention", "layers.1.attention"]
+    assert not overlooked
 
 
 @pytest.mark.parametrize("first", [{0: [1], 1: [0, 1]}, {0: [0], 1: [3]}])
@@ -361,7 +470,7 @@ class SlopesOfLayer(Layer):
         self.slopes: Any = slopes_of(HEADS, 12)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        q, k, v = by_head(self, x)
         scores = q @ k.mT + self.slopes[:, : x.shape[1], : x.shape[1]]
         return self.W_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 

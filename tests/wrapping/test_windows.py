@@ -88,6 +88,25 @@ def test_even_weights_are_seen_as_those_of_fused_attention_are(length: int) -> N
     torch.testing.assert_close(found[""][1][:, :, real], expected[:, :, real])
 
 
+def test_a_sink_takes_its_part_of_a_window_too() -> None:
+    """As if it were one more token that all see, with the value 0."""
+    queries, keys, values = torch.randn(3, 1, 2, 7, 4, dtype=torch.double)
+    mask = torch.ones(7, 7, dtype=torch.bool).tril()
+
+    def weights(seen: Tensor) -> Tensor:
+        scores = (queries @ keys.mT).masked_fill(~seen, -torch.inf)
+        return torch.cat([scores, torch.full_like(scores[..., :1], 2.0)], dim=-1).softmax(dim=-1)[..., :7]
+
+    class Eager(nn.Module):
+        def forward(self) -> Tensor:
+            return weights(mask) @ values
+
+    with attention_in_window(model := Eager(), [""], (1, 2)) as found:
+        model()
+    window = torch.tensor([[u <= t and (u < 1 or t - u < 2) for u in range(7)] for t in range(7)])
+    torch.testing.assert_close(found[""], (weights(mask) @ values, weights(window) @ values))
+
+
 class Causal(nn.Module):
     def __init__(self) -> None:
         super().__init__()
