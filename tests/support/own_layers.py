@@ -41,6 +41,12 @@ class Layer(nn.Module):
         return self.W_o(said.permute(0, 2, 1, 3).reshape(x.shape[0], x.shape[1], -1))
 
 
+def by_head(layer: Layer, x: Tensor) -> list[Tensor]:
+    """Return queries, keys and values, all (B, H, T, K)."""
+    maps = (layer.W_q, layer.W_k, layer.W_v)
+    return [f(x).unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for f in maps]
+
+
 class Net(nn.Module):
     """A classifier of texts with two layers of attention."""
 

@@ -10,17 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mhaprune
-from mhaprune.discovery.attention import discover
 from mhaprune_literature.attention import Confidence
-from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, called, check, closed, effect, made, wrapped
+from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, by_head, check, closed, effect, made, wrapped
 
 K = WIDTH // HEADS
-
-
-def by_head(layer: Layer, x: Tensor) -> list[Tensor]:
-    """Return queries, keys and values, all (B, H, T, K)."""
-    maps = (layer.W_q, layer.W_k, layer.W_v)
-    return [f(x).unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for f in maps]
 
 
 class Core(nn.Module):
@@ -262,151 +255,6 @@ class Kept(Layer):
         return self.W_o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
-class SharedCache(Layer):
-    """Keys and values that two heads share have a factor for each, and are kept in plain attributes, as in Meta's
-    Llama. A factor of the values is not saved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.n_heads, self.n_kv_heads, self.n_rep = HEADS, HEADS // 2, 2
-        del self.num_heads
-        self.W_k, self.W_v = (nn.Linear(WIDTH, WIDTH // 2, bias=False) for _ in range(2))
-        self.norm = nn.Parameter(torch.ones(self.n_kv_heads, K))
-        self.register_buffer("twice", torch.tensor([[1.0], [2.0]]), persistent=False)
-        self.keys, self.values = (torch.zeros(6, 12, self.n_kv_heads, K, dtype=torch.double) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        B, T, _ = x.shape
-        q = self.W_q(x).view(B, T, self.n_heads, K)
-        k, v = (f(x).view(B, T, self.n_kv_heads, K) for f in (self.W_k, self.W_v))
-        self.keys, self.values = self.keys.to(x), self.values.to(x)
-        self.keys[:B, :T], self.values[:B, :T] = k * self.norm, v * self.twice
-        k, v = (each[:B, :T, :, None].expand(-1, -1, -1, self.n_rep, -1) for each in (self.keys, self.values))
-        q, k, v = (y.reshape(B, T, self.n_heads, K).transpose(1, 2) for y in (q, k, v))
-        return self.W_o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
-
-
-class Convolved(Layer):
-    """A norm over the batch and an activation stand between the heads and W_O, and scores of positions, by vectors that
-    all heads share, come last, as in bottleneck transformers (Srinivas et al. 2021)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
-        self.places = nn.Parameter(torch.zeros(12, K))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = by_head(self, x)
-        weights = (q @ k.mT + torch.einsum("bhid,jd->bhij", q, self.places[: x.shape[1]])).softmax(-1)
-        said = (weights @ v).transpose(1, 2).flatten(2)
-        return self.W_o(self.norm(said.mT).mT.relu())
-
-
-class OneValue(Layer):
-    """Each head has keys of its own, but all have the same values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.W_v = nn.Linear(WIDTH, K, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k = (f(x).unflatten(-1, (self.num_heads, -1)) for f in (self.W_q, self.W_k))
-        weights = torch.einsum("bihd,bjhd->bhij", q, k).softmax(-1)
-        return self.W_o(torch.einsum("bhij,bjd->bihd", weights, self.W_v(x)).flatten(2))
-
-
-class Gated(Layer):
-    """A linear map of the text makes one gate for each head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(WIDTH, HEADS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = by_head(self, x)
-        said = ((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2) * self.gate(x).sigmoid()[..., None]
-        return self.W_o(said.flatten(2))
-
-
-class OverPlaces(Layer):
-    """A norm over the positions, whose sum over them never changes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.InstanceNorm1d(WIDTH, affine=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = by_head(self, x)
-        said = ((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2)
-        return self.W_o(self.norm(said.mT).mT)
-
-
-class WithSink(Layer):
-    """A learned sink takes a part of the weights, as in gpt-oss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sinks = nn.Parameter(torch.zeros(HEADS))
-
-    def weigh(self, scores: Tensor) -> Tensor:
-        sinks = self.sinks[:, None, None].expand(len(scores), -1, scores.shape[-1], 1)
-        return torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = by_head(self, x)
-        return self.W_o((self.weigh(q @ k.mT / 2) @ v).transpose(1, 2).flatten(2))
-
-
-class SeesNothing(WithSink):
-    """The first token sees none, so its weights are zeros."""
-
-    def weigh(self, scores: Tensor) -> Tensor:
-        later = torch.ones_like(scores[0, 0], dtype=torch.bool).tril(-1)
-        return scores.masked_fill(~later, -torch.inf).softmax(-1).nan_to_num()
-
-
-class Experts(nn.Module):
-    """Experts with small activations, none below 0, and a router."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.router, self.end = nn.Linear(WIDTH, HEADS), nn.Linear(HEADS * WIDTH, WIDTH)
-        sizes = ((WIDTH, width), (width, WIDTH))
-        self.first, self.second = (nn.Parameter(torch.zeros(HEADS, *size)) for size in sizes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = 1e-3 * torch.einsum("btd,edf->betf", x, self.first).relu()
-        shares = self.router(x).softmax(-1)
-        said = torch.einsum("betf,efd->betd", hidden, self.second)
-        return self.end((said * shares.mT[..., None]).transpose(1, 2).flatten(2))
-
-
-class BesideExperts(nn.Module):
-    """Experts with more and with fewer numbers than the attention weights, which are no heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention, self.experts = Layer(), nn.ModuleList(map(Experts, (12, 3)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.attention(x)
-        return y + sum(each(x) for each in self.experts)
-
-
-class Outside(nn.Module):
-    """The same, with the norm and W_O in a module around that of the heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        inner = Convolved()
-        self.norm, self.W_o = inner.norm, inner.W_o
-        inner.norm, inner.W_o = nn.Identity(), nn.Identity()  # type: ignore[assignment]
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.W_o(self.norm(self.inner(x).mT).mT.relu())
-
-
 @pytest.mark.parametrize(
     "kind",
     [
@@ -419,35 +267,10 @@ class Outside(nn.Module):
         OneQuery,
         Local,
         QueryGroups,
-        SharedCache,
-        Convolved,
-        OneValue,
-        Gated,
-        OverPlaces,
-        WithSink,
-        SeesNothing,
-        Outside,
     ],
 )
 def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
-
-
-def test_experts_with_small_activations_are_no_heads() -> None:
-    blocks, overlooked = discover(called(made(BesideExperts)))
-    assert [block.path for block in blocks] == ["layers.0.attention", "layers.1.attention"]
-    assert not overlooked
-
-
-@pytest.mark.parametrize("first", [{0: [1], 1: [0, 1]}, {0: [0], 1: [3]}])
-def test_what_key_value_heads_keep_is_read_again_after_two_removals(first: Any, tmp_path: Path) -> None:
-    model = made(SharedCache).double()
-    small = wrapped(model).prune(mask=first)
-    smaller = wrapped(small).prune(mask={0: [3], 1: [2]})
-    gone = {layer: [*heads, 3 - layer] for layer, heads in first.items()}
-    assert apart(smaller, closed(model, ["layers.0.W_o", "layers.1.W_o"], gone)) < 1e-9
-    mhaprune.save(smaller, tmp_path)
-    assert apart(mhaprune.load(tmp_path, model=made(SharedCache, seed=5).double()), smaller) == 0
 
 
 @pytest.mark.parametrize("kind", [TwoValues, Blocks, OwnValues])
