@@ -63,8 +63,8 @@ class AnswerOutcome(NamedTuple):
 class AttentionMap(NamedTuple):
     """The attention weights of one block.
 
-    `weights` (B, H, T, U) sum to 1 over the keys U; `queries` (B, T) and `keys` (B, U) are False on padding and on end
-    of sequence.
+    `weights` (B, H, T, U) sum to 1 over the keys U, or to less if a sink takes the rest; `queries` (B, T) and `keys`
+    (B, U) are False on padding and on end of sequence.
     """
 
     weights: Tensor

@@ -125,14 +125,20 @@ def made_in_calls(call: ModelCall, path: str) -> bool:
     return False
 
 
-def factor_of_values(value: Tensor, leaf: Tensor, rows: Sequence[Sequence[int]]) -> Tensor | None:
+def factor_of_values(value: Tensor, leaf: Tensor, rows: Sequence[Sequence[int]], of: Sequence[int]) -> Tensor | None:
     """Return the number by which the values of each head, (B, H, T, K), are multiplied after the linear module with the
-    output `leaf` that makes them by these rows, (H,); None if it is not one number for each head."""
-    (slope,) = torch.autograd.grad(value.sum(), leaf, retain_graph=True, create_graph=True, allow_unused=True)
-    if slope is None or not slope.requires_grad or len({*map(len, rows)}) > 1:
+    output `leaf` that makes them by the rows `rows[of[h]]`, or by all if those are empty, (H,); None if it is not one
+    number for each head."""
+    if {*of} != {*range(len(rows))} or len({*map(len, rows)}) > 1:
         return None
-    by_head = torch.stack([slope[..., list(each)].flatten() for each in rows])
-    return by_head[:, 0] if torch.equal(by_head, by_head[:, :1].expand_as(by_head)) else None
+    firsts = [of.index(part) for part in range(len(rows))] if any(rows) else [0]  # parts may be repeated
+    (slope,) = torch.autograd.grad(
+        value[:, firsts].sum(), leaf, retain_graph=True, create_graph=True, allow_unused=True
+    )
+    if slope is None or not slope.requires_grad:
+        return None
+    by_part = torch.stack([slope[..., list(each) or slice(None)].flatten() for each in rows])
+    return by_part[list(of), 0] if torch.equal(by_part, by_part[:, :1].expand_as(by_part)) else None
 
 
 def inner_factor(said: Callable[[Tensor], Tensor], value: Tensor, own: Tensor | None) -> Tensor | None:

@@ -248,9 +248,8 @@ class Trace:
             made = found.rows.get("value")
             leaves = {self.paths[module]: leaf for module, leaf in self.leaves}
             leaf = leaves.get(made.path) if isinstance(made, Rows) else None
-            own = None if leaf is None else factor_of_values(value, leaf, cast("Rows", made).heads)
-            by_head = own if own is None else own[list(found.of_kv)]
-            found.inner = inner_factor(partial(attend, query.detach(), key.detach()), value, by_head)
+            own = None if leaf is None else factor_of_values(value, leaf, cast("Rows", made).heads, found.of_kv)
+            found.inner = inner_factor(partial(attend, query.detach(), key.detach()), value, own)
         found.context = self.seen(out.detach()).requires_grad_()  # (B, H, T, K)
         return found.context.clone()
 
@@ -261,7 +260,7 @@ class Trace:
         if self.known is not None:
             block = self.known.get(self.paths[module])
             of_roles: dict[str, Rows | str] = {each.role: each.rows for each in block.made_by} if block else {}
-            return self._add(Found(module, H, tuple(of_kv), of_roles))
+            return self._add(Found(module, H, block.of_kv if block else tuple(of_kv), of_roles))
         rows = self._sources("query", query, H) | self._sources("key", key, H) | self._sources("value", value, H)
         numbers: dict[str, int] = {}
         for name, made_of in zip(ROLES, (query, key, value), strict=True):

@@ -6,6 +6,7 @@ softmax between them, by whatever function; and the attention interface of trans
 
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from mhaprune.hooks.products import Factors
 from mhaprune.hooks.softmaxes import SOFTMAXES
 from mhaprune.hooks.windows import opened, window_mask
 
+MAPS = {F.linear, F.conv1d, F.conv2d, torch.conv1d, torch.conv2d}
 Attend = Callable[[Tensor, Tensor, Tensor], Any]
 """The original attention, as a function of query, key and value."""
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -30,8 +32,8 @@ class AttentionCalls(TorchFunctionMode):
     `attend` is the original function of query, (*lead, T, K), key and value. As a rule the leading dimensions are those
     of examples and heads. Attention is a call of `F.scaled_dot_product_attention`, or two matrix products: the first
     becomes weights that sum to 1, or to less if a sink takes the rest, the second multiplies them with the values. In
-    the second form `options` holds the weights, (*lead, T, U), and, if a factor of each head multiplies them, this
-    factor as `sums`, (*lead, 1, 1).
+    the second form `options` holds the weights, (*lead, T, U), and, if a factor of each head or query multiplies them,
+    this factor as `sums`, (*lead, 1 or T, 1), or what a sink takes as `sink`, (*lead, T, 1).
     """
 
     def __init__(self, through: Callable[[Attend, Tensor, Tensor, Tensor, dict[str, Any]], Any]) -> None:
@@ -40,8 +42,10 @@ class AttentionCalls(TorchFunctionMode):
         self.products: dict[tuple[int, ...], tuple[tuple[int, ...], Tensor, Tensor]] = {}
         """The leading dimensions and the two factors of each recent matrix product, by its size and last two
         dimensions. If the product becomes attention weights, its factors are queries and keys."""
-        self.weighed: set[tuple[int, ...]] = set()
-        """The keys of the products that a softmax came after."""
+        self.shares: Callable[[], Tensor | None] = lambda: None
+        """The result of the last softmax, or what was made of it number by number, perhaps without the last keys."""
+        self.sunk = False
+        """True if keys were left out: what is missing of the sum of its weights goes to a sink."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -51,21 +55,33 @@ class AttentionCalls(TorchFunctionMode):
             return self.through(lambda q, k, v: func(q, k, v, **given), query, key, value, given)
         if (factors := Factors.of(func, args, kwargs)) is None:
             said = func(*args, **kwargs)
-            if func in SOFTMAXES:  # of a router of experts, it has fewer numbers
-                self.weighed |= {size for size in self.products if size[0] <= said.numel()}
+            self._follow(func, [*args, *kwargs.values()], said)
             return said
         for swapped in () if factors.added is not None or not self.products else (False, True):
             weights, value, back = factors.arranged("first", swapped)
-            size = _size(weights.shape)
-            if size in self.products and (options := _weights(weights, size in self.weighed)):
+            if (size := _size(weights.shape)) in self.products:
+                made_so = (factors.other if swapped else factors.one) is self.shares()
+                options = _weights(weights, made_so, self.sunk)
+            else:
+                options = {}
+            if options:
                 return back(self._weighted(weights, value, options, *self.products[size])).contiguous()
         for swapped in (True, False):
             first, second, _ = factors.arranged("product", swapped)
             lead = torch.broadcast_shapes(first.shape[:-2], second.shape[:-2])
             shape = (*lead, first.shape[-2], second.shape[-1])
-            self.products[size := _size(shape)] = lead, first, second.mT
-            self.weighed.discard(size)
+            self.products[_size(shape)] = lead, first, second.mT
         return func(*args, **kwargs)
+
+    def _follow(self, func: Any, given: Sequence[Any], said: Any) -> None:
+        """Note what becomes of the result of a softmax. A linear map of it mixes heads."""
+        last = self.shares()
+        if func in SOFTMAXES:
+            self.shares, self.sunk = weakref.ref(said), False
+        elif isinstance(said, Tensor) and last is not None and any(x is last for x in given) and func not in MAPS:
+            fewer = said.shape[:-1] == last.shape[:-1] and said.shape[-1] < last.shape[-1]
+            if fewer or said.numel() == last.numel():
+                self.shares, self.sunk = weakref.ref(said), self.sunk or fewer
 
     def _weighted(self, weights: Tensor, value: Tensor, options: Any, lead: Sequence[int], *made: Tensor) -> Tensor:
         query, key = (_led(x, lead, weights.shape[:-2]) for x in made)
@@ -84,19 +100,24 @@ def _led(x: Tensor, lead: Sequence[int], now: Sequence[int]) -> Tensor:
     return x.expand(*lead, *x.shape[-2:]).reshape(*now, *x.shape[-2:])
 
 
-def _weights(scores: Tensor, weighed: bool) -> dict[str, Tensor]:
+def _weights(scores: Tensor, made_so: bool, sunk: bool) -> dict[str, Tensor]:
     """Return the options of attention with these weights, see `AttentionCalls`; none if they are no weights. If they
-    are `weighed`, by a softmax, they may sum to less than 1: a sink takes the rest, or a text may see nothing."""
+    are `made_so`, by a softmax, they may sum to any numbers: a factor of each query, 0 for one that sees nothing; or,
+    if they are `sunk`, less than 1, where a sink takes the rest."""
     seen = scores.detach()
     sums = seen.sum(dim=-1, keepdim=True, dtype=torch.float)
     positive = bool((seen >= 0).all())
     if positive and torch.allclose(sums, torch.ones_like(sums), atol=5e-3):  # as of bfloat16
         return {"weights": scores}
     first = sums[..., :1, :]
-    if sums.shape[-2] > 1 and first.any() and torch.allclose(sums, first.expand_as(sums), rtol=5e-3, atol=0):
-        shares = (scores / first.where(first != 0, 1).to(scores)).nan_to_num()
-        return {"weights": shares, "sums": first.to(seen)} if bool((shares >= 0).all()) else {}
-    return {"weights": scores} if positive and weighed and bool((sums <= 1 + 5e-3).all() and sums.any()) else {}
+    alike = sums.shape[-2] > 1 and first.any() and torch.allclose(sums, first.expand_as(sums), rtol=5e-3, atol=0)
+    if positive and made_so and sunk:
+        return {"weights": scores, "sink": 1 - seen.sum(dim=-1, keepdim=True)}
+    if not alike and not (positive and made_so):
+        return {}
+    factor = first if alike else sums
+    shares = (scores / factor.where(factor != 0, 1).to(scores)).nan_to_num()
+    return {"weights": shares, "sums": factor.to(seen)} if bool((shares >= 0).all()) else {}
 
 
 @contextmanager
@@ -209,8 +230,7 @@ def _near(path: str, query: Tensor, key: Tensor, value: Tensor, options: Mapping
         more = {name: options[name] for name in ("scale", "enable_gqa") if name in options}
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **more)
     inside: Tensor = weights * seen
-    rest = 1 - weights.sum(dim=-1, keepdim=True)  # what a sink takes
-    total = inside.sum(dim=-1, keepdim=True) + rest.where(rest > max(1e-6, torch.finfo(rest.dtype).eps), 0)
+    total = inside.sum(dim=-1, keepdim=True) + options.get("sink", 0)
     if bool((total == 0).logical_and(seen.any(dim=-1, keepdim=True)).any()):
         raise ValueError(f'{path}: weights in its window are rounded to 0; write attn_implementation="sdpa"')
     said = inside / total.clamp_min(torch.finfo(total.dtype).tiny) @ value

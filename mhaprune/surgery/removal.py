@@ -125,13 +125,11 @@ def remove_heads(
             numbers = keep_numbers(model, path, places, dim, parts)
             cut.shapes[path] = list(numbers.shape)
             if not isinstance(numbers, nn.Parameter):
-                of_first = blocks[number].of_kv  # before `with_own_keys`
-                now = [of_first[of.index(part)] for part in places]
-                parts_before = len({*of_first}) if (path, dim) in block.numbers_of_keys else 0
-                _note_places(model, path, [dim, parts_before, *now], cut)
+                of_keys = (path, dim) in block.numbers_of_keys
+                first = blocks[number].of_kv if of_keys else of  # before `with_own_keys`
+                _note_places(model, path, dim, len({*first}), [first[of.index(part)] for part in places], cut)
             holder = path.rpartition(".")[0]
-            of_torch = type(model.get_submodule(holder)).__module__.startswith("torch.nn")
-            if block.kind == "neuron" or (of_torch and not is_linear(model.get_submodule(holder))):  # such as a norm
+            if block.kind == "neuron" or _has_sizes(model.get_submodule(holder)):
                 _set_sizes(model, holder, counted(block, stay)[parts < block.heads], cut)
         cut.heads[block.noted] = [block.names[h] for h in keep]
         place = block.noted if block.kind == "neuron" else block.path
@@ -228,6 +226,9 @@ def with_own_keys(model: Any, block: Block) -> Block:
             made_by[n] = Source(Rows(path, own), tuple(range(H)), source.role)
     for path, dim in block.numbers_of_keys:
         keep_numbers(model, path, block.of_kv, dim, G)
+    for holder in {model.get_submodule(path.rpartition(".")[0]) for path, _ in block.numbers_of_keys}:
+        for name, value in [*vars(holder).items()] if _has_sizes(holder) else ():
+            setattr(holder, name, value // G * H if type(value) is int and value in (G, G * K) else value)
     count_own_keys(model, block)
     return replace(block, made_by=tuple(made_by))
 
@@ -314,17 +315,21 @@ def _rows_to_drop(losses: Sequence[Loss]) -> dict[str, set[int]]:
     return drop
 
 
+def _has_sizes(module: nn.Module) -> bool:
+    """Return whether a module of torch with tensors for each head has attributes that count them, such as a norm."""
+    return type(module).__module__.startswith("torch.nn") and not is_linear(module)
+
+
 def _set_sizes(model: nn.Module, path: str, now: Mapping[int, int], cut: Cut) -> None:
     """Note the new sizes of a module with a part for each unit, such as the groups of a convolution by channel."""
     sizes = {name: value for name, value in vars(model.get_submodule(path)).items() if type(value) is int}
-    cut.attributes[path] = {name: now[value] for name, value in sizes.items() if value in now}
+    cut.attributes.setdefault(path, {}).update({name: now[value] for name, value in sizes.items() if value in now})
 
 
-def _note_places(model: nn.Module, path: str, places: Sequence[int], cut: Cut) -> None:
-    """Note what is left of a tensor with a part for each key-value head, see `KEPT_IN`, beside what an earlier removal
-    has noted."""
+def _note_places(model: nn.Module, path: str, dim: int, parts: int, now: Sequence[int], cut: Cut) -> None:
+    """Note what is left of a tensor with so many parts, see `KEPT_IN`, beside what an earlier removal has noted."""
     owner, _, name = path.rpartition(".")
-    name, (dim, parts, *now) = f"{KEPT_IN}.{name}", places
-    _, first, *before = (Cut.of(model) or Cut()).attributes.get(owner, {}).get(name) or (dim, parts, *range(parts))
-    if first:
-        cut.attributes.setdefault(owner, {})[name] = [dim, first, *(before[part] for part in now)]
+    noted, name = Cut.of(model) or Cut(), f"{KEPT_IN}.{name}"
+    before = noted.attributes.get(owner, {}).get(name) or (dim, parts, *range(parts))
+    if path not in noted.shapes or name in noted.attributes.get(owner, {}):  # else by an earlier version
+        cut.attributes.setdefault(owner, {})[name] = [*before[:2], *(before[2 + part] for part in now)]

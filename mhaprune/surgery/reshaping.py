@@ -27,8 +27,9 @@ UNEVEN = "mhaprune_uneven_"
 computes follows."""
 
 KEPT_IN = "kept_in"
-"""The begin of the names of attributes that say what is left of a tensor with a part for each key-value head: the
-dimension of these, their number in the model before any removal, and the numbers of those that are left."""
+"""The begin of the names of attributes that say what is left of a tensor with a part for each head or key-value head,
+that is no parameter: the dimension of these, their number in the model before any removal, and the numbers of those
+that are left."""
 
 VIEWS = {Tensor.view, Tensor.reshape, torch.reshape}
 UNFLATTENS = {Tensor.unflatten, torch.unflatten}

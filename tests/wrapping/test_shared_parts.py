@@ -9,9 +9,12 @@ from torch import Tensor, nn
 
 import mhaprune
 from mhaprune.discovery.attention import discover
+from mhaprune.surgery.removal import held_weights
 from support.own_layers import HEADS, WIDTH, Layer, apart, by_head, called, check, closed, made, wrapped
 
 K = WIDTH // HEADS
+GROUP = {0: [0, 1]}
+"""The heads of a key-value head."""
 
 
 class SharedCache(Layer):
@@ -32,10 +35,36 @@ class SharedCache(Layer):
         q = self.W_q(x).view(B, T, self.n_heads, K)
         k, v = (f(x).view(B, T, self.n_kv_heads, K) for f in (self.W_k, self.W_v))
         self.keys, self.values = self.keys.to(x), self.values.to(x)
-        self.keys[:B, :T], self.values[:B, :T] = k * self.norm, v * self.twice
+        self.keys[:B, :T], self.values[:B, :T] = self.scaled(k, v)
         k, v = (each[:B, :T, :, None].expand(-1, -1, -1, self.n_rep, -1) for each in (self.keys, self.values))
         q, k, v = (y.reshape(B, T, self.n_heads, K).transpose(1, 2) for y in (q, k, v))
-        return self.W_o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return self.W_o(self.through((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    def scaled(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return k * self.norm, v * self.twice
+
+
+class SharedGates(SharedCache):
+    """The outputs of the heads have factors of their own, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.Parameter(torch.ones(HEADS, 1, 1))
+
+    def through(self, x: Tensor) -> Tensor:
+        return x * self.gates
+
+
+class SharedNorms(SharedCache):
+    """Modules of torch that count the features of key-value heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over, self.near = nn.BatchNorm1d(WIDTH // 2), nn.Conv1d(WIDTH // 2, WIDTH // 2, 3, 1, 1, 1, WIDTH // 2)
+
+    def scaled(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = (f(y.flatten(2).mT).mT.unflatten(-1, (-1, K)) for f, y in ((self.over, k), (self.near, v)))
+        return k, v
 
 
 class Convolved(Layer):
@@ -46,11 +75,13 @@ class Convolved(Layer):
         super().__init__()
         self.norm = nn.BatchNorm1d(WIDTH)
         self.places = nn.Parameter(torch.zeros(12, K))
+        self.slopes = nn.Parameter(torch.zeros(HEADS, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = by_head(self, x)
-        weights = (q @ k.mT + torch.einsum("bhid,jd->bhij", q, self.places[: x.shape[1]])).softmax(-1)
-        said = (weights @ v).transpose(1, 2).flatten(2)
+        far = torch.arange(x.shape[1]).to(x) - torch.arange(x.shape[1])[:, None]
+        of_places = torch.einsum("bhid,jd->bhij", q, self.places[: x.shape[1]])
+        said = ((q @ k.mT + self.slopes * far + of_places).softmax(-1) @ v).transpose(1, 2).flatten(2)
         return self.W_o(self.norm(said.mT).mT.relu())
 
 
@@ -118,7 +149,7 @@ class SeesNothing(WithSink):
 
 
 class Outside(nn.Module):
-    """The same, with the norm and W_O in a module around that of the heads."""
+    """The same, with the norm, W_O and factors that are not saved in a module around that of the heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,14 +157,34 @@ class Outside(nn.Module):
         self.norm, self.W_o = inner.norm, inner.W_o
         inner.norm, inner.W_o = nn.Identity(), nn.Identity()  # type: ignore[assignment]
         self.inner = inner
+        self.register_buffer("factors", 1.0 + torch.arange(HEADS)[:, None], persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.W_o(self.norm(self.inner(x).mT).mT.relu())
+        said = (self.inner(x).unflatten(-1, (-1, K)) * self.factors).flatten(2)
+        return self.W_o(self.norm(said.mT).mT.relu())
 
 
-@pytest.mark.parametrize("kind", [SharedCache, Convolved, OneValue, Gated, OverPlaces, WithSink, SeesNothing, Outside])
+KINDS = [SharedCache, SharedGates, SharedNorms, Convolved, OneValue, Gated, OverPlaces, WithSink, SeesNothing, Outside]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
+
+
+def test_factors_of_shared_values_are_a_part_of_each_gate() -> None:
+    model: Any = made(SharedGates)
+    scores = wrapped(model).score("gate").sort_index()["score"]
+    twice = torch.tensor([1.0, 1.0, 2.0, 2.0])
+    expected = torch.cat([layer.gates.flatten() * twice for layer in model.layers]).abs()
+    assert scores.tolist() == pytest.approx(expected.tolist())
+
+
+def test_weights_of_key_value_heads_count_for_each_head_that_reads_them() -> None:
+    model: Any = made(SharedCache).double()
+    heads = wrapped(model)
+    gone = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in heads.prune(mask=GROUP).parameters())
+    assert float(held_weights(model, heads.subject.blocks[0])[:2].sum()) == gone
 
 
 @pytest.mark.parametrize("first", [{0: [1], 1: [0, 1]}, {0: [0], 1: [3]}])
