@@ -59,12 +59,10 @@ class AttentionCalls(TorchFunctionMode):
             return said
         for swapped in () if factors.added is not None or not self.products else (False, True):
             weights, value, back = factors.arranged("first", swapped)
-            if (size := _size(weights.shape)) in self.products:
-                made_so = (factors.other if swapped else factors.one) is self.shares()
-                options = _weights(weights, made_so, self.sunk)
-            else:
-                options = {}
-            if options:
+            if (size := _size(weights.shape)) not in self.products:
+                continue
+            made_so = (factors.other if swapped else factors.one) is self.shares() and factors.sums_last(swapped)
+            if options := _weights(weights, made_so, self.sunk):
                 return back(self._weighted(weights, value, options, *self.products[size])).contiguous()
         for swapped in (True, False):
             first, second, _ = factors.arranged("product", swapped)

@@ -67,6 +67,11 @@ class Factors:
         mine, theirs = (lead[len(lead) - x.dim() + 2 :] for x in (one, other))
         return cls(one, other, (f"{mine}XY", f"{theirs}YZ", f"{lead}XZ"), given[0] if function in ADDED else None)
 
+    def sums_last(self, swapped: bool) -> bool:
+        """Return whether the last dimension of the first factor, or of the other one if `swapped`, is summed over."""
+        last = self.letters[swapped][-1]
+        return last in self.letters[not swapped] and last not in self.letters[2]
+
     def arranged(self, weights: str, swapped: bool = False) -> Product:
         """Return the product with the factors in their order, or `swapped`: transposed.
 

@@ -198,6 +198,33 @@ def test_what_key_value_heads_keep_is_read_again_after_two_removals(first: Any, 
     assert apart(mhaprune.load(tmp_path, model=made(SharedCache, seed=5).double()), smaller) == 0
 
 
+class Mixed(Layer):
+    """Talking heads (Shazeer et al. 2020): each head's weights are mixed from those of all. One query reads all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = (nn.Parameter(torch.eye(HEADS)) for _ in range(2))
+
+    def mix(self, x: Tensor, maps: Tensor) -> Tensor:
+        return torch.einsum("bhij,hg->bgij", x, maps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = by_head(self, x)
+        weights = self.mix(self.mix(q[:, :, :1] @ k.mT, self.before).softmax(-1), self.after)
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2))
+
+
+class MixedByMaps(Mixed):
+    def mix(self, x: Tensor, maps: Tensor) -> Tensor:
+        return nn.functional.linear(x.permute(0, 2, 3, 1), maps.abs()).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("kind", [Mixed, MixedByMaps])
+def test_weights_that_are_mixed_from_those_of_several_heads_are_of_none(kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"no attention found.* layers\.0, layers\.1: weighs positions in another way"):
+        wrapped(made(kind))
+
+
 class Experts(nn.Module):
     """Experts with small activations, none below 0, and a router."""
 
