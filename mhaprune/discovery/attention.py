@@ -29,10 +29,9 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
     weights = trace.unexplained
     if weights:  # perhaps by weights of linear modules that are not called
         trace = traced(call, weights=True)
-    plain = trace
     for seen in () if trace.whole else (probe, above):
-        trace = traced(call, seen, weights)
-        completed(trace.found, plain.found)
+        before, trace = trace, traced(call, seen, weights, before=trace)
+        completed(trace.found, before.found)
         if trace.whole:
             break
     blocks: dict[str, Block] = {}

@@ -104,6 +104,8 @@ def weighs_in(found: Found, x: Tensor, leaves: Leaves, paths: Mapping[nn.Module,
 
 def unusable(columns: Sequence[Sequence[int]]) -> str:
     """Return the reason why heads that W_O reads by these columns cannot be gated one by one; empty if they can."""
+    if not any(columns):
+        return "no input of W_O changes with its heads here, as behind an activation that is flat"
     if len({column for of_head in columns for column in of_head}) != sum(map(len, columns)):
         return MIXED
     return "W_O reads unequal numbers of columns of its heads" if len({*map(len, columns)}) > 1 else ""

@@ -132,17 +132,20 @@ def _without_shared(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [tuple(row for row in head if row not in shared) for head in rows]
 
 
-def columns_of_heads(x: Tensor, leaf: Tensor, heads_last: bool) -> tuple[tuple[tuple[int, ...], ...], bool]:
-    """Return, for each head, the columns of x that depend on it, found by a gradient for each column. `leaf` holds the
-    outputs of the heads, (B, H, T, K), or (B, T, H, K) if `heads_last`. The second value is as in `rows_of_heads`."""
+def columns_of_heads(
+    x: Tensor, leaf: Tensor, heads_last: bool, known: Sequence[Sequence[int]] = ()
+) -> tuple[tuple[tuple[int, ...], ...], bool]:
+    """Return, for each head, the columns of x that depend on it, found by a gradient for each column, with those that
+    are `known`. `leaf` holds the outputs of the heads, (B, H, T, K), or (B, T, H, K) if `heads_last`. The second value
+    is as in `rows_of_heads`."""
     H, K = leaf.shape[2 if heads_last else 1], leaf.shape[-1]
-    of_head: list[list[int]] = [[] for _ in range(H)]
+    of_head: list[set[int]] = [{*each} for each in known] if len(known) == H else [set() for _ in range(H)]
     other, weights = (0, 1, 3) if heads_last else (0, 2, 3), drawn(x[..., 0]) + 0.5  # sums are alike after a norm
     for column in range(x.shape[-1]):
         (gradient,) = torch.autograd.grad((x[..., column] * weights).sum(), leaf, retain_graph=True)
         for h in gradient.abs().sum(other).nonzero().flatten().tolist():
-            of_head[h].append(column)
-    found, widths = tuple(map(tuple, of_head)), set(map(len, of_head))
+            of_head[h].add(column)
+    found, widths = tuple(map(tuple, map(sorted, of_head))), set(map(len, of_head))
     side_by_side = neighbours(x.shape[-1], H)
     if () in found and any(found) and all(each in ((), side) for each, side in zip(found, side_by_side, strict=True)):
         return side_by_side, True  # heads whose gate is 0 now

@@ -56,11 +56,13 @@ def traced(
     seen: Callable[[Tensor], Tensor] = Tensor.detach,
     weights: bool = False,
     known: Sequence[Block] | None = None,
+    before: "Trace | None" = None,
 ) -> "Trace":
     """Return what a call of the model shows. `seen` replaces the numbers of linear modules and heads. If `weights`, the
-    weights of linear modules are followed too. If the blocks are `known`, only the factors of their heads are found."""
+    weights of linear modules are followed too. If the blocks are `known`, only the factors of their heads are found.
+    What the trace `before` has shown of the columns of W_O counts too."""
     for numbers in (True, False):
-        trace = Trace(call.model, seen, weights, known)
+        trace = Trace(call.model, seen, weights, known, before)
         try:
             with call.at_rest(gradients=True), trace.watching(numbers):
                 call()
@@ -75,9 +77,14 @@ class Trace:
     """A recorder of one call of the model: hooks, patches, and the attention calls that they found."""
 
     def __init__(
-        self, model: nn.Module, seen: Callable[[Tensor], Tensor], weights: bool, known: Sequence[Block] | None
+        self,
+        model: nn.Module,
+        seen: Callable[[Tensor], Tensor],
+        weights: bool,
+        known: Sequence[Block] | None,
+        before: "Trace | None",
     ) -> None:
-        self.model, self.seen, self.weights = model, seen, weights
+        self.model, self.seen, self.weights, self.before = model, seen, weights, before
         self.known = known if known is None else {block.path: block for block in known if block.attends}
         self.pruned = set((Cut.of(model) or Cut()).heads)
         """The paths of modules that have lost heads, and may have one that is left."""
@@ -370,8 +377,7 @@ class Trace:
         """Return the rows of the linear modules that made these heads, (B, heads, T, K), or the reason why there are
         none, by `name` and, of further modules, by longer names."""
         found, whole = rows_of_heads(heads, self.leaves, self.paths, name in ROLES[1:])
-        one = name == "gate" and not isinstance(found, str)  # number for each head may be all
-        self.whole = self.whole and (whole or one)
+        self.whole = self.whole and (whole or (name == "gate" and not isinstance(found, str)))  # it may be one number
         if isinstance(found, str):
             return {name: found}
         if len(found) > 1 and heads.shape[1] != H:
@@ -408,7 +414,7 @@ class Trace:
                 elif x.numel() == context.numel() and torch.equal(x.detach().flatten(), context.detach().flatten()):
                     found.columns = neighbours(x.shape[-1], found.heads)
                 else:
-                    found.columns, whole = columns_of_heads(x, leaf, found.heads_last)
+                    found.columns, whole = columns_of_heads(x, leaf, found.heads_last, self._known_columns(found))
                     self.whole = self.whole and whole
                     others = [n for n in range(x.shape[-1]) if n not in {*chain(*found.columns)}]
                     found.unusable = unusable(found.columns)
@@ -448,6 +454,11 @@ class Trace:
                 and weighs_in(found, x, self.leaves, self.paths)
             ):
                 self.beside[self.paths[module]] = None
+
+    def _known_columns(self, found: Found) -> Sequence[Sequence[int]]:
+        """Return the columns of the heads of a call that the trace before has shown."""
+        place, calls = self.found.index(found), [] if self.before is None else self.before.found
+        return calls[place].columns if place < len(calls) and calls[place].module is found.module else ()
 
     def _find_factor(self, found: Found, x: Tensor) -> None:
         """Find the factor by which the layer itself multiplies each head, see `learned_factor`.

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import mhaprune
 from mhaprune.discovery.attention import discover
+from mhaprune.discovery.layouts import columns_of_heads
 from mhaprune.surgery.removal import held_weights
 from support.own_layers import HEADS, WIDTH, Layer, apart, by_head, called, check, closed, made, wrapped
 
@@ -196,6 +197,28 @@ def test_what_key_value_heads_keep_is_read_again_after_two_removals(first: Any, 
     assert apart(smaller, closed(model, ["layers.0.W_o", "layers.1.W_o"], gone)) < 1e-9
     mhaprune.save(smaller, tmp_path)
     assert apart(mhaprune.load(tmp_path, model=made(SharedCache, seed=5).double()), smaller) == 0
+
+
+class Saturated(Layer):
+    """An activation after the heads is flat, whatever they say."""
+
+    def through(self, x: Tensor) -> Tensor:
+        return (1e6 * x).sigmoid()
+
+
+def test_heads_behind_what_is_flat_are_not_said_to_have_no_effect() -> None:
+    with pytest.raises(
+        ValueError, match=r"layers\.0 \(Saturated\): no input of W_O changes with its heads here"
+    ) as why:
+        wrapped(made(Saturated))
+    assert "\n" not in str(why.value)
+
+
+def test_columns_of_w_o_are_those_that_any_trace_has_shown() -> None:
+    heads = torch.ones(1, 3, 2, 2, requires_grad=True)  # (B, T, H, K)
+    seen = heads.flatten(2) * torch.tensor([1.0, 0.0, 1.0, 1.0])
+    assert columns_of_heads(seen, heads, heads_last=True) == (((0,), (2, 3)), False)
+    assert columns_of_heads(seen, heads, True, known=((1,), (2,))) == (((0, 1), (2, 3)), True)
 
 
 class Mixed(Layer):
