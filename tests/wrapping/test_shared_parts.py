@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 import mhaprune
 from mhaprune.discovery.attention import discover
+from mhaprune.discovery.found import Found, completed
 from mhaprune.discovery.layouts import columns_of_heads
+from mhaprune.hooks.blocks import Rows
 from mhaprune.surgery.removal import held_weights
 from support.own_layers import HEADS, WIDTH, Layer, apart, by_head, called, check, closed, made, wrapped
 
@@ -219,6 +221,21 @@ def test_columns_of_w_o_are_those_that_any_trace_has_shown() -> None:
     seen = heads.flatten(2) * torch.tensor([1.0, 0.0, 1.0, 1.0])
     assert columns_of_heads(seen, heads, heads_last=True) == (((0,), (2, 3)), False)
     assert columns_of_heads(seen, heads, True, known=((1,), (2,))) == (((0, 1), (2, 3)), True)
+
+
+def test_what_only_the_first_trace_has_shown_beside_the_roles_is_kept() -> None:
+    """Where a softmax of other numbers has no gradient."""
+    layer, rows = nn.Identity(), {name: Rows(name, ((0,), (1,))) for name in ("a", "b")}
+    first = Found(
+        layer, 2, (0, 1), {"query": rows["a"], "key": rows["b"], "score of b": rows["b"]}, numbers=[("n", -1)]
+    )
+    for known, expected in (({"query": rows["a"]}, ["query", "score of b"]), ({"c": rows["b"]}, ["c"])):
+        now = Found(layer, 2, (0, 1), {**known})
+        completed([now], [first])
+        assert ([*now.rows], now.numbers) == (expected, [("n", -1)])
+    other = Found(nn.Identity(), 2, (0, 1))
+    completed([other], [first])
+    assert not other.rows
 
 
 class Mixed(Layer):
