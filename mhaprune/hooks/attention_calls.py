@@ -105,12 +105,12 @@ def _weights(scores: Tensor, made_so: bool, sunk: bool) -> dict[str, Tensor]:
     seen = scores.detach()
     sums = seen.sum(dim=-1, keepdim=True, dtype=torch.float)
     positive = bool((seen >= 0).all())
+    if positive and made_so and sunk:
+        return {"weights": scores, "sink": (1 - seen.sum(dim=-1, keepdim=True)).clamp_min(0)}
     if positive and torch.allclose(sums, torch.ones_like(sums), atol=5e-3):  # as of bfloat16
         return {"weights": scores}
     first = sums[..., :1, :]
     alike = sums.shape[-2] > 1 and first.any() and torch.allclose(sums, first.expand_as(sums), rtol=5e-3, atol=0)
-    if positive and made_so and sunk:
-        return {"weights": scores, "sink": 1 - seen.sum(dim=-1, keepdim=True)}
     if not alike and not (positive and made_so):
         return {}
     factor = first if alike else sums

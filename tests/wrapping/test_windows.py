@@ -88,16 +88,16 @@ def test_even_weights_are_seen_as_those_of_fused_attention_are(length: int) -> N
     torch.testing.assert_close(found[""][1][:, :, real], expected[:, :, real])
 
 
-@pytest.mark.parametrize("sink", [True, False])
-def test_a_sink_takes_its_part_of_a_window_too_and_a_gate_on_the_weights_none(sink: bool) -> None:
-    """A sink is as one more token that all see, with the value 0."""
+@pytest.mark.parametrize("sink", [2.0, -7.0, None])
+def test_a_sink_takes_its_part_of_a_window_too_and_a_gate_on_the_weights_none(sink: float | None) -> None:
+    """A sink is as one more token that all see, with the value 0, also if it takes hardly anything."""
     gates = 1.0 if sink else torch.linspace(0.2, 3, 7, dtype=torch.double)[:, None]
     queries, keys, values = torch.randn(3, 1, 2, 7, 4, dtype=torch.double)
     mask = torch.ones(7, 7, dtype=torch.bool).tril()
 
     def weights(seen: Tensor) -> Tensor:
         scores = (queries @ keys.mT).masked_fill(~seen, -torch.inf)
-        sinks = [torch.full_like(scores[..., :1], 2.0)] if sink else []
+        sinks = [torch.full_like(scores[..., :1], sink)] if sink else []
         return torch.cat([scores, *sinks], dim=-1).softmax(dim=-1)[..., :7] * gates
 
     class Eager(nn.Module):
