@@ -201,6 +201,20 @@ def test_what_key_value_heads_keep_is_read_again_after_two_removals(first: Any, 
     assert apart(mhaprune.load(tmp_path, model=made(SharedCache, seed=5).double()), smaller) == 0
 
 
+class MadeInCalls(SharedCache):
+    """A call makes the factors of all key-value heads anew if they are missing."""
+
+    def scaled(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if self.twice is None or not len(self.twice):
+            self.twice = torch.tensor([[1.0], [2.0]]).to(v)
+        return super().scaled(k, v)
+
+
+def test_factors_of_key_value_heads_that_a_call_makes_are_named() -> None:
+    heads = wrapped(made(MadeInCalls).double())
+    assert repr(heads).endswith("none removable: layers.0: layers.0.twice is made in calls, for all its heads")
+
+
 class Saturated(Layer):
     """An activation after the heads is flat, whatever they say."""
 
