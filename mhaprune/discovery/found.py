@@ -111,12 +111,12 @@ def unusable(columns: Sequence[Sequence[int]]) -> str:
     return "W_O reads unequal numbers of columns of its heads" if len({*map(len, columns)}) > 1 else ""
 
 
-def completed(found: Sequence[Found], plain: Sequence[Found]) -> None:
-    """Add the rows and tensors of heads that only another trace of the same calls has shown, with the numbers of the
-    model: other numbers may be too large for a softmax to have a gradient."""
-    if [each.module for each in found] != [each.module for each in plain]:
+def completed(found: Sequence[Found], earlier: Sequence[Found]) -> None:
+    """Add the rows and tensors of heads that only an `earlier` trace of the same calls has shown, with other numbers:
+    those of this trace may be too large for a softmax to have a gradient."""
+    if [each.module for each in found] != [each.module for each in earlier]:
         return
-    for now, before in zip(found, plain, strict=True):
+    for now, before in zip(found, earlier, strict=True):
         known = {*ROLES, *now.rows, *(rows.path for rows in now.rows.values() if isinstance(rows, Rows))}
         for name, rows in before.rows.items():
             if isinstance(rows, Rows) and known.isdisjoint((name, rows.path)):

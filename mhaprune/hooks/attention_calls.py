@@ -61,8 +61,8 @@ class AttentionCalls(TorchFunctionMode):
             weights, value, back = factors.arranged("first", swapped)
             if (size := _size(weights.shape)) not in self.products:
                 continue
-            made_so = (factors.other if swapped else factors.one) is self.shares() and factors.sums_last(swapped)
-            if options := _weights(weights, made_so, self.sunk):
+            of_softmax = (factors.other if swapped else factors.one) is self.shares() and factors.sums_last(swapped)
+            if options := _weights(weights, of_softmax, self.sunk):
                 return back(self._weighted(weights, value, options, *self.products[size])).contiguous()
         for swapped in (True, False):
             first, second, _ = factors.arranged("product", swapped)
@@ -98,20 +98,22 @@ def _led(x: Tensor, lead: Sequence[int], now: Sequence[int]) -> Tensor:
     return x.expand(*lead, *x.shape[-2:]).reshape(*now, *x.shape[-2:])
 
 
-def _weights(scores: Tensor, made_so: bool, sunk: bool) -> dict[str, Tensor]:
-    """Return the options of attention with these weights, see `AttentionCalls`; none if they are no weights. If they
-    are `made_so`, by a softmax, they may sum to any numbers: a factor of each query, 0 for one that sees nothing; or,
-    if they are `sunk`, less than 1, where a sink takes the rest."""
+def _weights(scores: Tensor, of_softmax: bool, sunk: bool) -> dict[str, Tensor]:
+    """Return the options of attention with these weights, see `AttentionCalls`; none if they are no weights.
+
+    Weights that are known to come from a softmax (`of_softmax`) may sum to another number for each query, as behind a
+    gate, or to 0 for one that sees nothing. If that softmax had more keys (`sunk`), a sink takes what is missing of 1.
+    """
     seen = scores.detach()
     sums = seen.sum(dim=-1, keepdim=True, dtype=torch.float)
     positive = bool((seen >= 0).all())
-    if positive and made_so and sunk:
+    if positive and of_softmax and sunk:
         return {"weights": scores, "sink": (1 - seen.sum(dim=-1, keepdim=True)).clamp_min(0)}
     if positive and torch.allclose(sums, torch.ones_like(sums), atol=5e-3):  # as of bfloat16
         return {"weights": scores}
     first = sums[..., :1, :]
     alike = sums.shape[-2] > 1 and first.any() and torch.allclose(sums, first.expand_as(sums), rtol=5e-3, atol=0)
-    if not alike and not (positive and made_so):
+    if not alike and not (positive and of_softmax):
         return {}
     factor = first if alike else sums
     shares = (scores / factor.where(factor != 0, 1).to(scores)).nan_to_num()
