@@ -1,8 +1,8 @@
 """Test the claims of results/claims.yaml on models and examples that nobody has looked at.
 
 `python research/findings.py` trains and measures the models of all studies, which takes hours; the same command goes on
-with what is left. `python research/findings.py sort reverse` does two of the studies. Settings hold for all jobs:
-`launch=joblib`. It prints a table: what is claimed, what was found, and whether the claim holds.
+with what is left. `python research/findings.py sort reverse` does two of the studies. Settings hold for all jobs of
+sweeps: `launch=joblib`. It prints a table: what is claimed, what was found, and whether the claim holds.
 
 Made docs/findings/claims.md.
 """
@@ -37,17 +37,30 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Study(Checked):
-    """A sweep over seeds."""
+    """A sweep over seeds, or draws that a script makes."""
 
-    settings: str
-    """The settings of all jobs, as on the command line."""
     seeds: str
-    """The seeds, `100-109`. None of them may have been looked at."""
+    """The seeds or draws, `100-109`. None of them may have been looked at."""
+    settings: str = ""
+    """The settings of all jobs, as on the command line."""
+    script: str = ""
+    """In place of settings: a script of this folder and its arguments, which takes FOLDER, --first and --draws."""
+    looked_at: str = ""
+    """The seeds that were looked at, if not those that the file names."""
 
     @property
     def numbers(self) -> range:
-        first, _, last = self.seeds.partition("-")
-        return range(int(first), int(last or first) + 1)
+        return _numbers(self.seeds)
+
+    def command(self, folder: Path, settings: Sequence[str]) -> list[str]:
+        """Return the command that makes the tables in the folder."""
+        if self.script:
+            name, *arguments = self.script.split()
+            draws = ["--first", str(self.numbers[0]), "--draws", str(len(self.numbers))]
+            return [sys.executable, str(Path(__file__).parent / name), str(folder), *draws, *arguments]
+        seeds = f"seed={','.join(map(str, self.numbers))}"
+        overrides = [*self.settings.split(), seeds, *settings, f"hydra.sweep.dir={folder}"]
+        return [sys.executable, "-m", "mhaprune", "-m", *overrides]
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,12 @@ class Claim(Checked):
         return bool(high < self.above or low > self.below)
 
 
+def _numbers(seeds: str) -> range:
+    """Return the numbers of `100-109`."""
+    first, _, last = seeds.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
 def student_p(values_S: ArrayLike, bound: float) -> float:
     """Return the one-sided p of the mean over a few seeds against `bound`: small if the mean is above (Student 1908).
     NaN for fewer than `LEAST_RUNS` values. If all values are equal, p is 0 or 1."""
@@ -128,9 +147,10 @@ def read_claims(path: Path) -> tuple[dict[str, Study], list[Claim]]:
         raise ValueError(f"{path.name}: must have looked_at, studies and claims")
     studies = {name: construct(Study, given, f"studies.{name}") for name, given in content["studies"].items()}
     claims = [construct(Claim, given, f"claims[{i}]") for i, given in enumerate(content["claims"])]
-    looked_at = Study("", str(content["looked_at"])).numbers
     for name, study in studies.items():
-        if seen := sorted(set(study.numbers) & set(looked_at)):
+        if bool(study.settings) == bool(study.script):
+            raise ValueError(f"studies.{name}: must have settings or a script, and not both")
+        if seen := sorted({*study.numbers} & {*_numbers(study.looked_at or str(content["looked_at"]))}):
             raise ValueError(f"studies.{name}.seeds={study.seeds}: seed {seen[0]} was looked at, choose others")
         if len(study.numbers) < LEAST_RUNS:
             raise ValueError(f"studies.{name}.seeds={study.seeds}: must be {LEAST_RUNS} seeds or more")
@@ -143,12 +163,10 @@ def read_claims(path: Path) -> tuple[dict[str, Study], list[Claim]]:
 
 
 def measured(folder: Path, study: Study, settings: Sequence[str]) -> Mapping[str, pd.DataFrame]:
-    """Return the tables of the sweep in the folder, which is done or goes on. Raises ValueError if a job of it fails,
+    """Return the tables of the study in the folder, which is done or goes on. Raises ValueError if it fails,
     and KeyboardInterrupt if it was interrupted."""
-    seeds = f"seed={','.join(map(str, study.numbers))}"
-    overrides = [*study.settings.split(), seeds, *settings, f"hydra.sweep.dir={folder}"]
     # In a session of its own: a second signal, straight from the terminal, would stop it before its jobs have saved.
-    sweep = subprocess.Popen([sys.executable, "-m", "mhaprune", "-m", *overrides], start_new_session=True)
+    sweep = subprocess.Popen(study.command(folder, settings), start_new_session=True)
     with interruptible():
         try:
             code = sweep.wait()
@@ -158,8 +176,9 @@ def measured(folder: Path, study: Study, settings: Sequence[str]) -> Mapping[str
                 sweep.wait()  # its jobs save
             raise
     if code:
-        raise ValueError(f"the sweep in {folder} ended with exit code {code}, the same command goes on with it")
-    return {path.stem: read_table(path.read_bytes()) for path in folder.glob("*.csv")}
+        raise ValueError(f"the study in {folder} ended with exit code {code}, the same command goes on with it")
+    tables = {path.stem: read_table(path.read_bytes()) for path in folder.glob("*.csv")}
+    return {name: table.rename(columns={"draw": "seed"}) if study.script else table for name, table in tables.items()}
 
 
 def lines(claims: Sequence[Claim], tables: Mapping[str, Mapping[str, pd.DataFrame]]) -> Iterator[str]:

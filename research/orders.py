@@ -6,10 +6,9 @@ their outputs, all others get those of the counterpart: the share of the effect 
 and of all; 1 is perfect, and more is too much. Each draw takes other pairs of `indirect_object`, `repeats` and
 `agreement`. A draw that is in `orders.csv` in FOLDER is not made again. A draw takes a minute and a half.
 
-With --trained STEPS orders of trained gates are made instead, at equal passes: `mattr` in so many steps of four pairs,
-`subset` and `hard_concrete` for 32 heads in 5/3 as many. With 160 steps and eight pairs it is claimed, for draws 21 to
-30 of `indirect_object`, that the mean distance from 1 over six sizes of `mattr` is less than that of derivatives at the
-text, more than that of eight points on the way, and less than that of `subset` and of `hard_concrete`.
+With --trained STEPS there are also orders of trained gates, at equal passes, in `trained.csv`: `mattr` in so many steps
+of four pairs, `subset` and `hard_concrete` for 32 heads in 5/3 as many. What was claimed of them is tested by
+`python research/findings.py smollm2_trained_orders`.
 
 Needs pip install -e '.[hf]' -e examples/models -e examples/literature and what examples/models/pyproject.toml names for
 smollm2.
@@ -66,8 +65,9 @@ def orders(heads: Any, pairs: Any, draw: int) -> Iterator[tuple[str, torch.Tenso
 
 
 def trained(heads: Any, pairs: Any, draw: int, steps: int) -> Iterator[tuple[str, torch.Tensor, float]]:
-    """Yield the orders of trained gates, as `orders` does. A step of `mattr` runs three passes forward and one back,
+    """Yield these orders and those of trained gates. A step of `mattr` runs three passes forward and one back,
     one of the others one each; a pass back counts as two."""
+    yield from orders(heads, pairs, draw)
     more = round(steps * 5 / 3)
     for name, scorer in (
         (f"mattr, {steps} steps", Mattr(steps=steps, batch_size=4)),
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first draw")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--pairs", type=int, default=16, help="to order by, and as many to judge on")
-    parser.add_argument("--trained", type=int, default=0, metavar="STEPS", help="orders of trained gates instead")
+    parser.add_argument("--trained", type=int, default=0, metavar="STEPS", help="orders of trained gates too")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")

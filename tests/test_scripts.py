@@ -99,6 +99,16 @@ def test_a_claim_is_a_mean_over_models_and_its_test(tmp_path: Path) -> None:
     [
         ("seeds: 20-23", "seeds: 9-23", "studies.sort.seeds=9-23: seed 9 was looked at, choose others"),
         ("seeds: 20-23", "seeds: 20-21", "studies.sort.seeds=20-21: must be 3 seeds or more"),
+        (
+            "seeds: 20-23",
+            "script: draws.py, seeds: 20-23",
+            "sort: must have settings or a script, and not both",
+        ),
+        (
+            "seeds: 20-23",
+            "seeds: 20-23, looked_at: 22-23",
+            "studies.sort.seeds=20-23: seed 22 was looked at, choose others",
+        ),
         (", below: 4}", "}", "claim “wrong”: has no test, must say above, below or both"),
         ("below: 4", "beneath: 4", r"claims\[2\].beneath=4: no such setting, allowed are claim, study"),
         ("wrong, study: sort", "wrong, study: sorts", "claim “wrong”: study=sorts: must be one of sort"),
@@ -131,6 +141,25 @@ def test_a_model_that_a_claim_has_no_number_for_is_left_out_and_counted(tmp_path
     assert line.startswith("| gain | 3 of 4 | above 1 | 1.00 (")
     (line,) = list(findings.lines([gain], {"sort": {"summary": SUMMARY.drop(index=[0, 1])}}))[2:3]
     assert line == "| gain | 2 of 4 | above 1 | 1.25 (– to –) | – to – | – | – | undecided |", "too few for a test"
+
+
+def test_a_study_is_a_script_that_makes_draws_too(tmp_path: Path) -> None:
+    script = tmp_path / "draws.py"
+    script.write_text("""
+import sys
+from pathlib import Path
+folder, _, first, _, draws, path = sys.argv[1:]
+if path == "none":
+    sys.exit(3)
+rows = [f"{draw},{draw - 20}" for draw in range(int(first), int(first) + int(draws))]
+Path(folder, path).write_text("\\n".join(["draw,share", *rows]))
+""")
+    study = findings.Study(seeds="20-23", script=f"{script} shares.csv", looked_at="0-19")
+    (table,) = findings.measured(tmp_path, study, ["seed=1"]).values()
+    claim = findings.Claim("", "", "shares", value="abs(share - 1)", above=0)
+    assert claim.per_model(table).to_dict() == {20: 1, 21: 0, 22: 1, 23: 2}
+    with pytest.raises(ValueError, match="ended with exit code 3, the same command goes on with it"):
+        findings.measured(tmp_path, findings.Study(seeds="20-23", script=f"{script} none"), [])
 
 
 def test_the_claims_of_this_repository_can_be_read() -> None:
