@@ -30,21 +30,27 @@ def begins(likeness_NTF: np.ndarray) -> np.ndarray:
     """Return the frame in which each token begins, (N, T): the first on the path from the first token and frame to the
     last ones, in steps of one token, one frame or both, along which `likeness` adds up to most (Sakoe & Chiba 1978)."""
     count, tokens, frames = likeness_NTF.shape
-    total = np.full((count, tokens + 1, frames + 1), -np.inf)
-    total[:, 0, 0] = 0
-    came = np.zeros(total.shape, np.int8)  # 0: from one token and frame before, 1: token, 2: frame
-    for diagonal in range(tokens + frames - 1):  # cells of one diagonal do not need each other
-        t = np.arange(max(0, diagonal - frames + 1), min(tokens - 1, diagonal) + 1)
-        f = diagonal - t
-        before = np.stack([total[:, t, f], total[:, t, f + 1], total[:, t + 1, f]])
-        came[:, t + 1, f + 1] = before.argmax(axis=0)
-        total[:, t + 1, f + 1] = likeness_NTF[:, t, f] + before.max(axis=0)
-    found, every = np.zeros((count, tokens), int), np.arange(count)
-    t, f = np.full(count, tokens), np.full(count, frames)
-    while (on := (t > 0) & (f > 0)).any():
-        found[every[on], t[on] - 1] = f[on] - 1
-        step = came[every, t, f]
-        t, f = t - (on & (step != 2)), f - (on & (step != 1))
+    t, f = np.arange(tokens), np.arange(tokens + frames - 1)[:, None] - np.arange(tokens)
+    slanted_NDT = np.where((f >= 0) & (f < frames), likeness_NTF[:, t, f.clip(0, frames - 1)], -np.inf)
+    came_DNT = np.zeros((len(f), count, tokens), np.int8)  # 0: from one token and frame before, 1: token, 2: frame
+    last, one = np.full((2, count, tokens + 1), -np.inf)  # sums on the two diagonals before, beginning before token 0
+    last[:, 0] = 0
+    for diagonal, came_NT in enumerate(came_DNT):  # cells of one diagonal do not need each other
+        before = np.stack([last[:, :-1], one[:, :-1], one[:, 1:]])
+        came_NT[:] = before.argmax(axis=0)
+        last, one = one, np.full_like(one, -np.inf)
+        one[:, 1:] = slanted_NDT[:, diagonal] + before.max(axis=0)
+    return np.array([_begins_of_path(came_DNT[:, n].tolist(), frames) for n in range(count)])
+
+
+def _begins_of_path(came_DT: list[list[int]], frames: int) -> list[int]:
+    """Go back along one path from its end."""
+    t, f = len(came_DT) - frames, frames - 1
+    found = [0] * (t + 1)
+    while t >= 0 and f >= 0:
+        found[t] = f
+        step = came_DT[t + f][t]
+        t, f = t - (step != 2), f - (step != 1)
     return found
 
 
