@@ -32,14 +32,15 @@ def begins(likeness_NTF: np.ndarray) -> np.ndarray:
     count, tokens, frames = likeness_NTF.shape
     t, f = np.arange(tokens), np.arange(tokens + frames - 1)[:, None] - np.arange(tokens)
     slanted_NDT = np.where((f >= 0) & (f < frames), likeness_NTF[:, t, f.clip(0, frames - 1)], -np.inf)
-    came_DNT = np.zeros((len(f), count, tokens), np.int8)  # 0: from one token and frame before, 1: token, 2: frame
-    last, one = np.full((2, count, tokens + 1), -np.inf)  # sums on the two diagonals before, beginning before token 0
-    last[:, 0] = 0
-    for diagonal, came_NT in enumerate(came_DNT):  # cells of one diagonal do not need each other
-        before = np.stack([last[:, :-1], one[:, :-1], one[:, 1:]])
-        came_NT[:] = before.argmax(axis=0)
-        last, one = one, np.full_like(one, -np.inf)
-        one[:, 1:] = slanted_NDT[:, diagonal] + before.max(axis=0)
+    sums = np.full((len(f) + 2, count, tokens + 1), -np.inf)  # with two diagonals before the first, a token before it
+    sums[0, :, 0] = 0
+    before, came_DNT = np.empty((3, count, tokens)), np.zeros((len(f), count, tokens), np.int8)
+    for diagonal in range(len(f)):  # cells of one diagonal do not need each other
+        before[0] = sums[diagonal, :, :-1]  # from one token and frame before
+        before[1] = sums[diagonal + 1, :, :-1]  # from one token before
+        before[2] = sums[diagonal + 1, :, 1:]  # from one frame before
+        came_DNT[diagonal] = before.argmax(axis=0)
+        sums[diagonal + 2, :, 1:] = slanted_NDT[:, diagonal] + before.max(axis=0)
     return np.array([_begins_of_path(came_DNT[:, n].tolist(), frames) for n in range(count)])
 
 
