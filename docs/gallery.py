@@ -6,6 +6,7 @@ and the first sentence of the run go into docs/pictures/gallery.json. The page i
 some commands is kept whole in docs/reports/.
 """
 
+import argparse
 import json
 import shlex
 import sys
@@ -152,4 +153,6 @@ def _notes() -> dict[str, dict[str, str]]:
 
 
 if __name__ == "__main__":
-    renew(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the pictures to make, default: all")
+    renew(parser.parse_args().names)
