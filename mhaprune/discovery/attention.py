@@ -73,9 +73,9 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
             calls=1 + len(found.also),
         )
         block = as_flat(block) if flat else block
-        scored_by[place := block.noted] = found.scored_by
+        scored_by.setdefault(place := block.noted, set()).update(found.scored_by)
         if (again := blocks.get(place)) is None:
-            blocks[place] = as_named(block, noted)
+            blocks[place] = block
         elif again.out == block.out and {*again.order.tolist()}.isdisjoint(block.order.tolist()):
             blocks[place] = joined(again, block)
         else:  # of a shared layer, which is called again: the same heads
@@ -83,7 +83,8 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
             of_calls: Any = {
                 name: tuple(dict.fromkeys(getattr(again, name) + getattr(block, name))) for name in noted_in
             }
-            blocks[place] = replace(again, calls=again.calls + block.calls, **of_calls)
+            first = block.columns[:1] == again.columns[:1]  # of the heads that a loop computes one by one
+            blocks[place] = replace(again, calls=again.calls + first * block.calls, **of_calls)
     for place, reason in handed_on(blocks, scored_by).items():
         blocks[place] = replace(blocks[place], why_not=blocks[place].why_not or reason)
     for place, block in blocks.items():
@@ -99,7 +100,8 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
         for path, why in unusable:
             raise Unsupported(f"{path or 'model'} ({type(model.get_submodule(path)).__name__}): {why}")
         raise Unsupported(nothing_found(model, trace.read, overlooked))
-    return list(blocks.values()), [*(path or type(model).__name__ for path in overlooked), *trace.beside]
+    found_blocks = [as_named(block, noted) for block in blocks.values()]
+    return found_blocks, [*(path or type(model).__name__ for path in overlooked), *trace.beside]
 
 
 def factors_of_heads(call: ModelCall, blocks: Sequence[Block]) -> dict[str, Tensor]:
@@ -150,11 +152,28 @@ def as_flat(block: Block) -> Block:
 
 
 def joined(one: Block, other: Block) -> Block:
-    """Return the block of the heads of two calls of attention in one module, such as near and far ones, which one W_O
-    reads. They can only be gated."""
-    columns = tuple(sorted((*one.columns, *other.columns)))
+    """Return the block of the heads of two calls of attention in one module, such as those of a loop over heads, or
+    near and far ones, which one W_O reads. No argument or tensor is known to hold a part for each of them."""
+    columns = one.columns + other.columns
     if len({*map(len, columns)}) > 1:
         raise Unsupported(f"{one.path or 'model'}: {one.out} reads heads of several widths")
-    why = "its heads are computed by several calls of attention"
-    facts: Any = {"columns": columns, "names": tuple(range(len(columns))), "made_by": (), "why_not": why}
-    return replace(one, numbers=(), numbers_of_keys=(), inputs=(), gated_by_layer=False, **facts)
+    order = sorted(range(len(columns)), key=columns.__getitem__)
+    made_by = []
+    for role, path in dict.fromkeys((source.role, source.rows.path) for source in one.made_by + other.made_by):
+        rows = [*one.rows_by_unit(role, path), *other.rows_by_unit(role, path)]
+        rows = [rows[n] for n in order]
+        parts = rows if () in rows else [*dict.fromkeys(rows)]  # heads may share keys and values
+        of = range(len(rows)) if () in rows else map(parts.index, rows)
+        made_by.append(Source(Rows(path, tuple(parts)), tuple(of), role))
+    return replace(
+        one,
+        columns=tuple(columns[n] for n in order),
+        made_by=tuple(made_by),
+        names=tuple(range(len(columns))),
+        attends=False,
+        numbers=(),
+        numbers_of_keys=(),
+        inputs=(),
+        gated_by_layer=False,
+        why_not=one.why_not or other.why_not,
+    )

@@ -150,6 +150,15 @@ class Block:
             if source.rows.path == path:
                 yield from chain(*source.rows.heads)
 
+    def rows_by_unit(self, role: str, path: str) -> list[tuple[int, ...]]:
+        """Return the rows of a linear map that make this part of each unit; none if the map makes no such part."""
+        rows = [
+            [each.rows.heads[n] for n in each.of]
+            for each in self.made_by
+            if (each.role, each.rows.path) == (role, path)
+        ]
+        return rows[0] if rows else [()] * self.heads
+
     @property
     def heads(self) -> int:
         """The number of units."""

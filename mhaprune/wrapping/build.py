@@ -368,6 +368,10 @@ def with_removal(subject: Any, proof: BlockProof | None, proven: Proofs) -> tupl
         again, left = prove_removal(proof, alone, subject.prove)
         if len(left) < len(stuck):
             subject, difference, stuck = alone, again, left
+    for name in stuck:
+        block = subject.by_name[name]
+        if block.kind == "head" and not (block.attends or block.flat or block.why_not):
+            stuck[name] = f"its heads are computed by several calls of attention, and {stuck[name]}"
     none = all(name in stuck for name, block in subject.by_name.items() if block.heads)
     reasons = [
         f"{subject.by_name[name].path}: {reason}" if subject.by_name[name].why_not else reason
