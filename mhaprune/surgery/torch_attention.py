@@ -4,7 +4,7 @@
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -85,22 +85,29 @@ def converted(model: nn.Module) -> nn.Module:
 
     Raises `Unsupported` for attention that cannot be converted.
     """
-    if not any(map(_of_torch, model.modules())):
+    found = [*_of_torch(model)]
+    if not found:
         return model
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     model = copy.deepcopy(model, shared)
     layers, part = cache(_from_torch), cache(_part)  # shared attention and shared weights stay shared
-    for path, module in list(model.named_modules(remove_duplicate=False)):
-        if _of_torch(module):
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, layers(module, part))
-        elif isinstance(module, nn.TransformerEncoder):
+    for path in found:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, layers(model.get_submodule(path), part))
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = module.enable_nested_tensor = False
     return model
 
 
-def _of_torch(module: nn.Module) -> bool:
-    return isinstance(module, nn.MultiheadAttention) and not isinstance(module, TorchAttention)
+def _of_torch(model: nn.Module) -> Iterator[str]:
+    """Yield the paths of attention of torch.nn. A subclass with a `forward` of its own counts in an encoder layer of
+    torch alone, whose fused kernel calls neither."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.MultiheadAttention) and not isinstance(module, TorchAttention):
+            own = type(module).forward is not nn.MultiheadAttention.forward
+            if not own or isinstance(model.get_submodule(path.rpartition(".")[0]), nn.TransformerEncoderLayer):
+                yield path
 
 
 def _from_torch(attention: nn.MultiheadAttention, part: Callable[..., nn.Parameter | None]) -> TorchAttention:

@@ -1,6 +1,7 @@
 """Attention of torch.nn and of a user's own modules."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.hooks.blocks import AttentionBlock, Rows
 from mhaprune.measure.outcomes import output_difference
 from mhaprune.surgery.torch_attention import converted
+from support import own_layers
 from support.attention import Attention, Stack, pruned, square
 
 B, T, U, D, H = 3, 5, 4, 16, 4
@@ -141,6 +143,34 @@ def test_what_torch_adds_to_the_keys_is_refused() -> None:
     model = OneCall(nn.MultiheadAttention(D, H, add_bias_kv=True, batch_first=True), True)
     with pytest.raises(ValueError, match="add_bias_kv or add_zero_attn"):
         wrap(model, square, score=[{"query": torch.randn(B, T, D), "memory": torch.randn(B, U, D)}])
+
+
+class Doubled(nn.MultiheadAttention):
+    """A subclass with a `forward` of its own."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return 2 * super().forward(x, x, x)[0]
+
+
+class PassedOn(nn.MultiheadAttention):
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return super().forward(*given, **named)
+
+
+def test_a_subclass_with_a_forward_of_its_own_stays_what_it_is(tmp_path: Path) -> None:
+    *_, small = own_layers.check(lambda: Doubled(D, H, batch_first=True), tmp_path / "saved", out="out_proj")
+    assert isinstance(small.layers[0], Doubled)
+
+
+def test_a_subclass_in_a_layer_with_a_fused_kernel_is_gated_there_too() -> None:
+    def layer() -> nn.Module:
+        fused = nn.TransformerEncoderLayer(D, H, 8, dropout=0.0, batch_first=True)
+        fused.self_attn = PassedOn(D, H, batch_first=True)
+        return fused
+
+    model = own_layers.made(layer).double()
+    shut = own_layers.closed(model, [f"layers.{n}.self_attn.out_proj" for n in range(2)])
+    assert own_layers.apart(own_layers.wrapped(model).prune(mask=own_layers.GONE), shut) < 1e-9
 
 
 class ByHand(Attention):
