@@ -305,7 +305,10 @@ def _comparable(subject: GatedModel, few: Batch) -> tuple[Any, Tensor]:
     joined([subject.judge(output, few)], lambda values: values[0])
     outputs = subject.real_outputs(output, few)
     if not outputs.numel():
-        raise Unsupported("model: returns no tensor of real numbers, so nothing can be compared")
+        raise Unsupported(
+            f"model: returns a {type(output).__name__} with no real numbers to compare, must be a tensor, dict, list or"
+            " tuple of these; call= may return a part of it"
+        )
     if not outputs.isfinite().all():
         raise Unsupported("model: an output is not finite, so nothing can be compared")
     return output, outputs

@@ -91,6 +91,8 @@ def converted(model: nn.Module) -> nn.Module:
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     model = copy.deepcopy(model, shared)
     layers, part = cache(_from_torch), cache(_part)  # shared attention and shared weights stay shared
+    if found == [""]:
+        return layers(model, part)
     for path in found:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, layers(model.get_submodule(path), part))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from mhaprune.api.wrap import Heads, wrap
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import HeadId
 from mhaprune.surgery import copying
-from support import attention
+from support import attention, own_layers
 from support.classifier import Classifier, batches
 from support.sizes import slow
 
@@ -264,6 +265,28 @@ class LooksAround(nn.Module):
         far = (torch.arange(x.shape[1]) - torch.arange(x.shape[1])[:, None]).abs() < self.window_size
         return self.out_proj(
             nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=far).transpose(1, 2).flatten(2)
+        )
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            lambda said: SimpleNamespace(logits=said),
+            "returns a SimpleNamespace with no real numbers to compare, must be",
+        ),
+        (lambda said: {"logits": said[:, :0]}, "returns a dict with no real numbers to compare"),
+        (lambda said: {"logits": said, "more": said / 0}, "an output is not finite"),
+    ],
+)
+def test_outputs_that_cannot_be_compared_are_refused(changed: Any, message: str) -> None:
+    model = own_layers.made(own_layers.Layer)
+    with pytest.raises(ValueError, match=f"model: {message}"):
+        wrap(
+            model,
+            lambda output, batch: batch["labels"].float(),
+            score=own_layers.batches(),
+            call=lambda model, batch: changed(own_layers.call(model, batch)),
         )
 
 
