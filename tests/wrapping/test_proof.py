@@ -273,7 +273,7 @@ class LooksAround(nn.Module):
     [
         (
             lambda said: SimpleNamespace(logits=said),
-            "returns a SimpleNamespace with no real numbers to compare, must be",
+            "returns a SimpleNamespace with no real numbers to",
         ),
         (lambda said: {"logits": said[:, :0]}, "returns a dict with no real numbers to compare"),
         (lambda said: {"logits": said, "more": said / 0}, "an output is not finite"),
