@@ -109,7 +109,8 @@ def _weights(scores: Tensor, of_softmax: bool, sunk: bool) -> dict[str, Tensor]:
     positive = bool((seen >= 0).all())
     if positive and of_softmax and sunk:
         return {"weights": scores, "sink": (1 - seen.sum(dim=-1, keepdim=True)).clamp_min(0)}
-    if positive and torch.allclose(sums, torch.ones_like(sums), atol=5e-3):  # as of bfloat16
+    of_seen = sums.where(sums != 0, 1)  # a query may see nothing
+    if positive and sums.any() and torch.allclose(of_seen, torch.ones_like(sums), atol=5e-3):  # as of bfloat16
         return {"weights": scores}
     first = sums[..., :1, :]
     alike = sums.shape[-2] > 1 and first.any() and torch.allclose(sums, first.expand_as(sums), rtol=5e-3, atol=0)

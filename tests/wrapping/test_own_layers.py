@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mhaprune_literature.attention import Confidence
-from support.own_layers import HEADS, WIDTH, Layer, Net, apart, check, check_refit, closed, made, wrapped
+from support.own_layers import HEADS, WIDTH, Layer, Net, apart, by_head, check, check_refit, closed, made, wrapped
 
 K = WIDTH // HEADS
 
@@ -266,10 +266,20 @@ class InPieces(Layer):
         return torch.cat([self.W_o(piece) for piece in said.split(3, dim=1)], dim=1)
 
 
+class Rectified(Layer):
+    """The weights come from no softmax, and some queries see nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = by_head(self, x)
+        weights = F.relu(q @ k.mT) ** 2
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-6)
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2))
+
+
 KINDS: list[Callable[[], nn.Module]] = [
     *(ByEinsum, KeysFirst, HeadsFirst, Dotted, Layer, Transposed, OverQueries, Windows, HeadsBeforeWindows),
     *(Unflattened, InScores, InALayer),
-    *(ByChannel, ByNumbers, OfImages, NormedByHead, InPieces, Parameters, Matrices, WeightOnly),
+    *(ByChannel, ByNumbers, OfImages, NormedByHead, InPieces, Parameters, Matrices, WeightOnly, Rectified),
 ]
 
 
