@@ -11,6 +11,7 @@ from torch import Tensor
 from mhaprune.discovery.found import completed
 from mhaprune.discovery.hints import nothing_found, why_uncut
 from mhaprune.discovery.layouts import above, handed_on, probe
+from mhaprune.discovery.loops import joined
 from mhaprune.discovery.per_head_tensors import made_in_calls
 from mhaprune.discovery.trace import Trace, traced
 from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, around, within
@@ -149,31 +150,3 @@ def as_flat(block: Block) -> Block:
     if block.inputs:
         why_not = why_not or f"{block.path} is given a part for each head, and computes the heads of other blocks too"
     return replace(block, flat=True, attends=False, translated=True, as_written=True, why_not=why_not)
-
-
-def joined(one: Block, other: Block) -> Block:
-    """Return the block of the heads of two calls of attention in one module, such as those of a loop over heads, or
-    near and far ones, which one W_O reads. No argument or tensor is known to hold a part for each of them."""
-    columns = one.columns + other.columns
-    if len({*map(len, columns)}) > 1:
-        raise Unsupported(f"{one.path or 'model'}: {one.out} reads heads of several widths")
-    order = sorted(range(len(columns)), key=columns.__getitem__)
-    made_by = []
-    for role, path in dict.fromkeys((source.role, source.rows.path) for source in one.made_by + other.made_by):
-        rows = [*one.rows_by_unit(role, path), *other.rows_by_unit(role, path)]
-        rows = [rows[n] for n in order]
-        parts = rows if () in rows else [*dict.fromkeys(rows)]  # heads may share keys and values
-        of = range(len(rows)) if () in rows else map(parts.index, rows)
-        made_by.append(Source(Rows(path, tuple(parts)), tuple(of), role))
-    return replace(
-        one,
-        columns=tuple(columns[n] for n in order),
-        made_by=tuple(made_by),
-        names=tuple(range(len(columns))),
-        attends=False,
-        numbers=(),
-        numbers_of_keys=(),
-        inputs=(),
-        gated_by_layer=False,
-        why_not=one.why_not or other.why_not,
-    )

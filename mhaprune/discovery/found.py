@@ -56,6 +56,8 @@ class Found:
     """See `Block.numbers_of_keys`."""
     inputs: list[tuple[int | str, int]] = field(default_factory=list)
     """See `Block.inputs`."""
+    computed: list[Tensor] = field(default_factory=list)
+    """What a call that has one head computes, all (B, 1, T, K): a loop may have more such calls."""
     inner: Tensor | None = None
     """The factor of each head in its values or weights, (H,), see `inner_factor`."""
     factor: Tensor | None = None

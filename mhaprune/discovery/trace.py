@@ -20,15 +20,9 @@ from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.discovery.found import INFERENCE, NO_GRAD, SUM, Found, own_part, reads_elsewhere, unusable, weighs_in
-from mhaprune.discovery.layouts import (
-    NOTHING,
-    columns_of_heads,
-    reached,
-    rows_of_heads,
-    rows_read,
-    without_repeats,
-)
+from mhaprune.discovery.layouts import NOTHING, columns_of_heads, reached, rows_of_heads, rows_read, without_repeats
 from mhaprune.discovery.leading import folded, leading
+from mhaprune.discovery.loops import together
 from mhaprune.discovery.per_head_tensors import (
     Followed,
     dimensions_of_heads,
@@ -176,7 +170,7 @@ class Trace:
         self.inside = True
         out, *others = attend(query.detach(), key.detach(), value.detach())
         self.inside = False
-        self._find_numbers(found, [out.transpose(1, 2), query, key, value])
+        self.find_numbers(found, [out.transpose(1, 2), query, key, value])
         found.context, found.heads_last = self.seen(out.detach()).requires_grad_(), True  # (B, T, H, K)
         return (found.context, *others)
 
@@ -248,7 +242,9 @@ class Trace:
         """Note attention of one example, or its windows, with query (B, H, T, K)."""
         found = self._begin(self.running[-1], query, key, value)
         out = attend(query.detach(), key.detach(), value.detach())
-        self._find_numbers(found, [out, query, key, value])
+        computed = [out, query, key, value]
+        self.find_numbers(found, computed)
+        found.computed = computed if found.heads == 1 else []
         if weights is not None and self.known is None:
             self._find_scores(found, weights)
         if value.shape[1] == found.heads and self._numbers_of_heads(found):
@@ -313,7 +309,7 @@ class Trace:
         return found
 
     @aside
-    def _find_numbers(self, found: Found, computed: Sequence[Tensor]) -> None:
+    def find_numbers(self, found: Found, computed: Sequence[Tensor]) -> None:
         """Record the tensors that hold a part for each head: parameters and buffers of the module, outputs of linear
         modules in it, and its arguments. They may also be of the module around it that makes the queries."""
         if self.known is not None:
@@ -393,6 +389,7 @@ class Trace:
             self._own(layer, module)
         if not torch.is_grad_enabled():
             return
+        calls = []
         for found in self.found:
             if found.out is None and found.context is not None and isinstance(x, Tensor) and x.requires_grad:
                 leaf = found.context
@@ -401,16 +398,15 @@ class Trace:
                     continue
                 context = leaf if found.heads_last else leaf.transpose(1, 2)
                 found.out, found.read, found.unusable = module, x.detach(), ""
+                calls.append(found)
                 if self.known is not None:
                     if is_linear(module):
-                        self._find_factor(found, x)
+                        self.find_factor(found, x)
                     continue
                 if self.running[-1] is not module:
                     found.unusable = "the weight of its W_O is handed to a function, the module must be called"
                 elif not is_linear(module):
-                    found.unusable = (
-                        f"its W_O is a {type(module).__name__}, must be a linear module or a 1×1 convolution"
-                    )
+                    found.unusable = f"its W_O is a {type(module).__name__}, must be a linear module, or 1×1"
                 elif x.numel() == context.numel() and torch.equal(x.detach().flatten(), context.detach().flatten()):
                     found.columns = neighbours(x.shape[-1], found.heads)
                 else:
@@ -427,13 +423,13 @@ class Trace:
                 ):
                     found.unusable = SUM
                 if is_linear(module):
-                    self._find_factor(found, x)
+                    self.find_factor(found, x)
                 if not found.unusable:
                     by_head = [x[..., list(columns)] for columns in found.columns]
                     gated = torch.stack(by_head, dim=1)
                     gates = self._sources("gate", gated, found.heads)
                     found.rows |= {name: rows for name, rows in gates.items() if rows != NOTHING}
-                    self._find_numbers(found, [gated])
+                    self.find_numbers(found, [gated])
             elif (
                 self.known is None
                 and not found.unusable
@@ -454,24 +450,28 @@ class Trace:
                 and weighs_in(found, x, self.leaves, self.paths)
             ):
                 self.beside[self.paths[module]] = None
+        if len({found.module for found in calls}) == 1 < len(calls) and is_linear(module):
+            together(calls, x, self.find_factor, self.find_numbers if self.known is None else None)
 
     def _known_columns(self, found: Found) -> Sequence[Sequence[int]]:
         """Return the columns of the heads of a call that the trace before has shown."""
         place, calls = self.found.index(found), [] if self.before is None else self.before.found
         return calls[place].columns if place < len(calls) and calls[place].module is found.module else ()
 
-    def _find_factor(self, found: Found, x: Tensor) -> None:
-        """Find the factor by which the layer itself multiplies each head, see `learned_factor`.
-
-        A tensor with one number for each head is cut with the heads, also if each factor depends on all of its numbers,
-        as those of a softmax do.
-        """
-        path, out = self.paths[found.module], self.paths[cast("nn.Module", found.out)]
-        layer = around(path, out)
+    def find_factor(self, found: Found, x: Tensor, calls: Sequence[Found] = ()) -> None:
+        """Find the factor by which the layer itself multiplies each head, or those of several `calls`, see
+        `learned_factor`. A tensor with one number for each head is cut with the heads, also if each factor depends on
+        all of its numbers, as those of a softmax do."""
+        layer = around(self.paths[found.module], self.paths[cast("nn.Module", found.out)])
         H, followed = found.heads, self._numbers_of_heads(found)
-        heads_dim = 2 if found.heads_last else 1
         tensors = [tensor for *_, tensor in followed]
-        found.factor, read = learned_factor(x, cast("Tensor", found.context), heads_dim, tensors, found.inner)
+        of_calls = [
+            learned_factor(x, cast("Tensor", each.context), 2 if each.heads_last else 1, tensors, each.inner)
+            for each in calls or [found]
+        ]
+        factors = [factor for factor, _ in of_calls if factor is not None]
+        found.factor = torch.cat(factors) if len(factors) == len(of_calls) else None
+        read = [any(each) for each in zip(*(read for _, read in of_calls), strict=True)]
         found.gated = any(read)
         for (where, name, tensor), is_read in zip(followed, read, strict=True):
             mine = where is found.inputs or within(name, layer)

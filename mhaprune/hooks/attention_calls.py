@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mhaprune.hooks.products import Factors
-from mhaprune.hooks.softmaxes import SOFTMAXES
+from mhaprune.hooks.softmaxes import SOFTMAXES, fewer_keys
 from mhaprune.hooks.windows import opened, window_mask
 
 MAPS = {F.linear, F.conv1d, F.conv2d, torch.conv1d, torch.conv2d}
@@ -77,7 +77,7 @@ class AttentionCalls(TorchFunctionMode):
         if func in SOFTMAXES:
             self.shares, self.sunk = weakref.ref(said), False
         elif isinstance(said, Tensor) and last is not None and any(x is last for x in given) and func not in MAPS:
-            fewer = said.shape[:-1] == last.shape[:-1] and said.shape[-1] < last.shape[-1]
+            fewer = fewer_keys(said, last)
             if fewer or said.numel() == last.numel():
                 self.shares, self.sunk = weakref.ref(said), self.sunk or fewer
 

@@ -47,7 +47,7 @@ class Softmaxes(TorchFunctionMode):
                         self.found[path] = None
                 elif out.numel() == weights.numel():
                     self.weights[id(out)] = out, length, path, lengths
-                elif out.shape[:-1] == weights.shape[:-1] and out.shape[-1] < length:  # without some keys, as a sink is
+                elif fewer_keys(out, weights):
                     self.weights[id(out)] = out, out.shape[-1], path, lengths
         return out
 
@@ -63,6 +63,11 @@ class Softmaxes(TorchFunctionMode):
     def _in(self, given: Any) -> Iterator[tuple[Tensor, int, str, set[int]]]:
         if self.weights:
             yield from (self.weights[id(x)] for x in tensors_in(given) if id(x) in self.weights)
+
+
+def fewer_keys(now: Tensor, before: Tensor) -> bool:
+    """Return whether a tensor has the shape of attention weights without some keys, such as a sink."""
+    return now.dim() == before.dim() > 0 and now.shape[:-1] == before.shape[:-1] and now.shape[-1] < before.shape[-1]
 
 
 def lengths_in(given: Any) -> set[int]:

@@ -199,65 +199,6 @@ def test_heads_of_two_calls_that_one_map_reads_are_all_gated() -> None:
         heads.score(Confidence())
 
 
-class Looped(Layer):
-    """A loop over heads, or over several of them at once, and one W_O for what all say."""
-
-    at_once, shared = 1, 1
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.W_k, self.W_v = (nn.Linear(WIDTH, WIDTH // self.shared) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = [f(x).split(WIDTH // HEADS * self.at_once, -1) for f in (self.W_q, self.W_k, self.W_v)]
-        of = len(parts[0]) // len(parts[1])
-        said = [self.one(q, parts[1][n // of], parts[2][n // of]) for n, q in enumerate(parts[0])]
-        return self.W_o(torch.cat(said, -1))
-
-    def one(self, *qkv: Tensor) -> Tensor:
-        q, k, v = (x.unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for x in qkv)
-        if self.at_once == 1:
-            q, k, v = q[:, 0], k[:, 0], v[:, 0]
-        said = (q @ k.mT / 2).softmax(-1) @ v
-        return said if self.at_once == 1 else said.transpose(1, 2).flatten(2)
-
-
-class LoopedPairs(Looped):
-    at_once = 2
-
-
-class LoopedGroups(Looped):
-    shared = 2
-
-
-class LoopedShared(Looped):
-    shared = HEADS
-
-
-class Twice(Net):
-    """Each layer is called twice."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.embed(x)
-        for layer in [*self.layers, *self.layers]:
-            y = y + layer(y)
-        return self.end(y.mean(1))
-
-
-@pytest.mark.parametrize(
-    ("kind", "net"),
-    [*((kind, Net) for kind in (Looped, LoopedPairs, LoopedGroups, LoopedShared)), (Looped, Twice)],
-)
-def test_heads_that_a_loop_computes_are_removed(kind: Any, net: type[Net], tmp_path: Path) -> None:
-    model, heads, small = check(kind, tmp_path / "saved", net=net)
-    left = wrapped(small)
-    assert [block.names for block in left.subject.blocks] == [(0, 2), (1, 2, 3)]
-    assert {block.calls for block in heads.subject.blocks} == {1 + (net is Twice)}
-    assert len({*heads.subject.blocks[0].of_kv}) == HEADS // kind.shared
-    outs = ["layers.0.W_o", "layers.1.W_o"]
-    assert apart(left.prune(mask={1: [3]}), closed(model, outs, {0: [1, 3], 1: [0, 3]})) < 1e-9
-
-
 class NoOut(nn.Module):
     """The outputs of the heads are added to the stream without an output projection."""
 

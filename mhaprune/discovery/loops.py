@@ -1,0 +1,75 @@
+"""Heads that a layer computes in several calls of attention, as in a loop over heads.
+
+Dimensions: B = batch, T = queries, H = heads, K = head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from mhaprune.discovery.found import Found
+from mhaprune.hooks.blocks import Block, Rows, Source, Unsupported
+
+OTHER_ORDER = "its heads are computed by several calls of attention, in another order than that in which W_O reads them"
+
+
+def together(
+    calls: Sequence[Found],
+    x: Tensor,
+    find_factor: Callable[[Found, Tensor, Sequence[Found]], None],
+    find_numbers: Callable[[Found, Sequence[Tensor]], None] | None,
+) -> None:
+    """Find the factors of the heads of several `calls` in one module, whose heads one W_O reads in its input x, and, if
+    it reads them in their order, the tensors that hold a part for each of them. The first call gets the factors of all,
+    each call the tensors of all. The functions are those of a `Trace`."""
+    first, *others = calls
+    whole = replace(first, heads=sum(found.heads for found in calls), rows={**first.rows}, numbers=[], inputs=[])
+    find_factor(whole, x, calls)
+    if find_numbers is not None:
+        columns = [each for found in calls for each in found.columns]
+        if any(found.unusable for found in calls) or columns != sorted(columns) or len({*map(len, columns)}) > 1:
+            return
+        parts = [found.computed for found in calls]
+        alike = all(len({of_call.shape for of_call in each}) == 1 for each in zip(*parts, strict=False))
+        made = [torch.cat(each, dim=1) for each in zip(*parts, strict=False)] if alike else []
+        find_numbers(whole, [*made, torch.stack([x[..., list(each)] for each in columns], dim=1)])
+        more = {name: rows for name, rows in whole.rows.items() if name not in first.rows and isinstance(rows, Rows)}
+        ends = accumulate((found.heads for found in calls), initial=0)
+        for found, (begin, end) in zip(calls, pairwise(ends), strict=True):
+            found.numbers, found.inputs, found.gated = whole.numbers, whole.inputs, whole.gated
+            found.rows |= {name: replace(rows, heads=rows.heads[begin:end]) for name, rows in more.items()}
+    first.factor = whole.factor
+    for found in others:
+        found.factor = None
+
+
+def joined(one: Block, other: Block) -> Block:
+    """Return the block of the heads of two calls of attention in one module, such as those of a loop over heads, or
+    near and far ones, which one W_O reads."""
+    columns = one.columns + other.columns
+    if len({*map(len, columns)}) > 1:
+        raise Unsupported(f"{one.path or 'model'}: {one.out} reads heads of several widths")
+    order = sorted(range(len(columns)), key=columns.__getitem__)
+    made_by = []
+    for role, path in dict.fromkeys((source.role, source.rows.path) for source in one.made_by + other.made_by):
+        rows = [*one.rows_by_unit(role, path), *other.rows_by_unit(role, path)]
+        rows = [rows[n] for n in order]
+        parts = rows if () in rows else [*dict.fromkeys(rows)]  # heads may share keys and values
+        of = range(len(rows)) if () in rows else map(parts.index, rows)
+        made_by.append(Source(Rows(path, tuple(parts)), tuple(of), role))
+    return replace(
+        one,
+        columns=tuple(columns[n] for n in order),
+        made_by=tuple(made_by),
+        names=tuple(range(len(columns))),
+        attends=False,
+        numbers=one.numbers if one.numbers == other.numbers else (),
+        numbers_of_keys=(),
+        inputs=one.inputs if one.inputs == other.inputs else (),
+        why_not=one.why_not or other.why_not or ("" if [*columns] == sorted(columns) else OTHER_ORDER),
+    )
