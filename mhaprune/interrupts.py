@@ -7,6 +7,7 @@ in other threads these functions do nothing. An ignored signal stays ignored.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +18,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """The signals that ask a run to stop: from a terminal, from a scheduler or `kill`, and two that a scheduler sends
 shortly before the time is over."""
 Handler = Callable[[int, FrameType | None], None]
+IMPORTING = "<frozen importlib._bootstrap>"
+"""The file of the functions of Python that import a module."""
+AGAIN = 0.1
+"""Seconds after which a limit that came in an import is tried again."""
 
 
 class TimeLimit(ValueError):
@@ -88,11 +93,25 @@ def interruptible() -> AbstractContextManager[None]:
     return handling(signal.default_int_handler)
 
 
+def _imports(frame: FrameType | None) -> int:
+    """Return how many frames of an import are around a frame."""
+    count = 0
+    while frame is not None:
+        count += frame.f_code.co_filename == IMPORTING
+        frame = frame.f_back
+    return count
+
+
 @contextmanager
 def limited(seconds: float | None) -> Iterator[None]:
-    """Raise `TimeLimit` in the body after this number of seconds; None means no limit."""
+    """Raise `TimeLimit` in the body after this number of seconds; None means no limit. An import is not stopped, as it
+    would leave half a module to later jobs of the process."""
+    before_body = _imports(sys._getframe())
 
     def over(number: int, frame: FrameType | None) -> None:
+        if _imports(frame) > before_body:
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+            return
         raise TimeLimit(f"time_limit={seconds:g}: stopped after {seconds:g} s; the same command goes on from there")
 
     if seconds is None:

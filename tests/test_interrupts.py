@@ -1,6 +1,8 @@
+import importlib
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +84,12 @@ def test_a_time_limit_stops_what_takes_longer() -> None:
         pass
     with pytest.raises(TimeLimit, match=r"time_limit=0\.05: stopped after 0\.05 s"), limited(0.05):
         time.sleep(5)
+
+
+def test_a_time_limit_leaves_no_half_imported_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(0.3)\nwhole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TimeLimit), limited(0.05):  # noqa: PT012 (the limit comes in the import)
+        module = importlib.import_module("slow_to_import")
+        time.sleep(5)
+    assert module.whole

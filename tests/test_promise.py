@@ -142,6 +142,22 @@ def test_a_time_that_cannot_be_is_refused_and_one_that_is_kept_anyway_removes_no
             heads.mask(**wrong)
 
 
+def test_what_within_chose_is_timed_and_said_to_be_no_faster(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    order = [float(n) for n in range(8)]
+    heads.prune(within=1.0, by=order)
+    assert not caplog.text
+    row = heads.promises.iloc[-1]
+    kept = HeadMask(heads.grid).without(*list(heads.grid)[: 8 - row["units_kept"]])
+    assert (row["promised"], row["measured_ms"], row["dense_ms"]) == ("within=1", milliseconds(heads, kept), 15.0)
+    assert row["promised_ms"] != row["promised_ms"], "no time was asked for"
+    monkeypatch.setattr(promise, "_timed", lambda *_: [15.0, 20.0, 0.75, 0.7, 0.8])
+    heads.prune(within=1.0, by=order)
+    said = rf"within=1: the model with {row['units_kept']} of 8 heads takes 20 ms for one example, the whole model 15"
+    assert said in caplog.text
+
+
 @pytest.mark.slow
 def test_a_promise_is_kept_on_this_machine() -> None:
     """Of a model that is large enough to be timed; within the quartiles of its own noise, or 5 %."""

@@ -54,7 +54,6 @@ def mask_in_time(
     removal brings about; `named` is the setting.
     """
     dense, cost = unit_costs(heads, batch_size)
-    noisy = in_noise(heads, batch_size)
     total, everything = float(cost.sum()), HeadMask(heads.grid)
     free = torch.tensor([head.block not in heads.proven.stuck for head in heads.grid])
     most = float(cost[free].sum())
@@ -63,8 +62,7 @@ def mask_in_time(
         log.warning("%s: the whole model takes %.3g ms, so nothing is removed", named, dense)
         return everything
     removed, best, mask, share = min(dense - wanted, most), float("inf"), everything, 0.0
-    if noisy:  # then nothing says how many units are enough, so begin with few
-        log.warning("%s: half of the units of %s save less time than timing varies", named, ", ".join(noisy))
+    if in_noise(heads, batch_size):  # then nothing says how many units are enough, so begin with few
         removed = min(removed, FEW * most)
     for _ in range(TRIES):
         (tried,) = masks([total - removed], cost)
@@ -83,6 +81,17 @@ def mask_in_time(
             )
         gained = max(dense - taken, LEAST * dense)
         removed = min(most, removed * min(2.0, max(0.5, (1 - share) * dense / gained)))
+    dense, taken, _ = _noted(heads, mask, named, batch_size, share)
+    if abs(taken / (share * dense) - 1) > 0.05:
+        log.warning("%s: measured again, the model takes %.3g ms, not %.3g", named, taken, share * dense)
+    return mask
+
+
+def _noted(
+    heads: ScoredHeads, mask: HeadMask, named: str, batch_size: int, share: float = math.nan
+) -> tuple[float, float, float]:
+    """Time a model beside the dense one, note it as a promise of this `share` of the dense model's time, and return
+    both times and the speed-up."""
     dense, taken, *quartiles = _timed(heads, mask, batch_size)
     row = {
         "promised": named,
@@ -93,9 +102,7 @@ def mask_in_time(
     }
     speed = dict(zip(("speedup", "speedup_q1", "speedup_q3"), quartiles, strict=True))
     heads.promised.rows.append(row | {"dense_ms": dense, **speed, "units_kept": len(mask.kept)})
-    if abs(taken / (share * dense) - 1) > 0.05:
-        log.warning("%s: measured again, the model takes %.3g ms, not %.3g", named, taken, share * dense)
-    return mask
+    return dense, taken, quartiles[0]
 
 
 def fastest_within(
@@ -123,7 +130,7 @@ def fastest_within(
         drop = choose_columns(measure(model.in_runtime(), heads.splits.choose), dense, heads.splits.choose)
         if not drop[CHOOSE_MOST] <= within:
             break
-        chosen = model
+        chosen, kept = model, mask
     on, of = (f" {word} {drop[CHOOSE_KIND]}" if CHOOSE_KIND in drop else "" for word in ("on", "of"))
     if chosen is None and math.isnan(drop[CHOOSE_MOST]):
         raise ValueError(
@@ -136,6 +143,12 @@ def fastest_within(
             f" that was tried, {drop[CHOOSE_DROP]:.3g} of {heads.quality_name} is lost{on}, and {drop[CHOOSE_MOST]:.3g}"
             " is not excluded at 95 % confidence"
         )
+    dense_ms, taken, speed = _noted(heads, kept, f"within={within:g}", 1)
+    if speed <= 1:
+        log.warning(
+            "within=%g: the model with %d of %d %s takes %.3g ms for one example, the whole model %.3g",
+            *(within, len(kept.kept), len(heads.grid), heads.subject.counted, taken, dense_ms),
+        )
     return chosen
 
 
@@ -144,6 +157,8 @@ def unit_costs(heads: ScoredHeads, batch_size: int) -> tuple[float, Tensor]:
     model takes less without half of the units of each of its blocks, in equal parts."""
     gone = _half_of_sites(heads)
     ms: dict[str, float] = _unit_times(heads, batch_size)["ms"]
+    if noisy := in_noise(heads, batch_size):
+        log.warning("half of the units of %s save less time than timing varies", ", ".join(noisy))
     # Of a site whose units must all stay, nothing was timed.
     counts = Counter(head.site for head in heads.grid)
     taken = {site: max(ms["dense"] - ms[site] if gone[site] else 0.0, LEAST * ms["dense"]) for site in gone}

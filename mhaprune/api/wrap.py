@@ -457,7 +457,8 @@ class Heads(ScoredHeads):
 
     @property
     def promises(self) -> pd.DataFrame:
-        """The budgets `faster=` and `ms=`: the promise, and what was measured at the end (milliseconds, speed-up)."""
+        """The budgets `faster=` and `ms=`: the promise, and what was measured at the end (milliseconds, speed-up); what
+        `within=` chose too."""
         return pd.DataFrame(self.promised.rows)
 
     @property

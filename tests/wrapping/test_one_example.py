@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import mhaprune
 from mhaprune import losses
 from mhaprune.hooks.blocks import Unsupported
+from support.classifier import batches, classifier
 
 
 class Limited(nn.Module):
@@ -81,3 +82,9 @@ def test_a_loss_that_judges_one_position_off_is_refused(
         return
     with pytest.raises(ValueError, match=rf"^loss: [^\n]*; use losses.{other}$"):
         mhaprune.wrap(kind(two_sided).eval(), loss, score=batch)
+
+
+def test_batches_of_one_example_may_be_padded_to_one_length() -> None:
+    (batch,) = batches(1)
+    score = [{name: x[n : n + 1] for name, x in batch.items()} for n in range(len(batch["labels"]))]
+    assert len(mhaprune.wrap(classifier(), losses.classification, score=score).grid) == 8
