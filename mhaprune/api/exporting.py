@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,8 +37,8 @@ def export(
 
     With `int8`, the weights of the file are rounded to 8 bits, with a scale for each output feature, and what they read
     is rounded while it runs (dynamic quantisation of onnxruntime). This changes the outputs, so a card beside the file,
-    `NAME.md`, says by how much: the cosine between each example's outputs before and after, over the batches of
-    `report`, or over `batch`.
+    `NAME.md`, says by how much: the cosine between each example's outputs before and after, or how far the number of an
+    example moves if it has one, over the batches of `report`, or over `batch`.
 
     >>> mhaprune.export(heads.prune(keep=3, by="magnitude"), "small.pt2", batches[0]) < 1e-5
     True
@@ -70,8 +69,8 @@ def export(
         difference = largest([0.0, *(apart(a, b) for a, b in pairs)])
         allowed = ALLOWED * max(1.0, *(float(b[b.isfinite()].abs().max()) for _, b in pairs if b.isfinite().any()), 1.0)
         if int8:
-            kept = [cosines(model, session, each) for each in track(report or [batch], "batches")]
-            Path(folder, f"{path.name}.md").write_text(_card(path.name, torch.cat(kept).numpy(), bool(report)))
+            sides = [both_sides(model, session, each) for each in track(report or [batch], "batches")]
+            Path(folder, f"{path.name}.md").write_text(_card(path.name, changed_by(sides), bool(report)))
         elif not difference <= allowed:
             raise ValueError(f"path={path}: the exported model differs by {difference:.3g} from the model")
         for each in Path(folder).iterdir():
@@ -85,9 +84,9 @@ def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (() if named else batch if isinstance(batch, tuple) else (batch,)), named
 
 
-def cosines(model: nn.Module, session: Any, batch: Any) -> Tensor:
-    """Return the cosine between what the model and a session compute for each example of a batch, (B,): of all real
-    outputs of the example together, without those at padding."""
+def both_sides(model: nn.Module, session: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    """Return what a session and the model compute for each example of a batch, (B, W) each: all real outputs of the
+    example together, without those at padding."""
     inputs, named = arguments_of(batch)
     given = [*tensors_in((inputs, named))]
     mask = named.get("attention_mask")
@@ -96,20 +95,38 @@ def cosines(model: nn.Module, session: Any, batch: Any) -> Tensor:
         real = [x.double() for x in outputs if x.is_floating_point() and x.dim() and len(x) == len(given[0])]
         if mask is not None:
             real = [x.flatten(2).mul(mask[..., None]) if x.shape[:2] == mask.shape and x.dim() > 2 else x for x in real]
-        sides.append(torch.cat([x.flatten(1).nan_to_num(0.0, 0.0, 0.0) for x in real], dim=1))
-    ours, theirs = sides
-    return F.cosine_similarity(ours, theirs, dim=1)
+        sides.append(torch.cat([x.reshape(len(x), -1).nan_to_num(0.0, 0.0, 0.0) for x in real], dim=1))
+    return sides[0], sides[1]
 
 
-def _card(name: str, cosines_E: np.ndarray, reported: bool) -> str:
-    low, high = mean_interval(cosines_E) if len(cosines_E) > 1 else (float("nan"), float("nan"))
-    what = "of the report" if reported else "that it was exported with"
+def changed_by(sides: Sequence[tuple[Tensor, Tensor]]) -> str:
+    """Return a sentence on how far the outputs of two sides are apart, with the interval of a mean over examples."""
+    if single := all(ours.shape[1] == 1 for ours, _ in sides):  # of which a cosine would be the sign alone
+        ours, theirs = (torch.cat(each) for each in zip(*sides, strict=True))
+        spread = float(theirs.std()) if len(theirs) > 1 else 0.0
+        values_E = ((ours - theirs).abs() / (spread or 1.0)).flatten().numpy()
+        what, unit = "the number of an example moves by", " standard deviations over examples" * bool(spread)
+        extreme = f"the largest is {values_E.max():.4f}"
+    else:
+        values_E = torch.cat([F.cosine_similarity(*each, dim=1) for each in sides]).numpy()
+        what, unit = "the cosine between an example's outputs before and after is", ""
+        extreme = f"the smallest is {values_E.min():.4f}"
+    n, said = len(values_E), f"{what} {values_E.mean():.4f}{unit}"
+    if n == 1:
+        return f"Over 1 example, {said}."
+    low, high = mean_interval(values_E)
+    low, high = (max(0.0, low), high) if single else (low, min(1.0, high))
+    return f"Over {n} examples, {said} (95 % interval of the mean {low:.4f} to {high:.4f}; {extreme})."
+
+
+def _card(name: str, changed: str, reported: bool) -> str:
     return f"""# {name}
 
 Written by mhaprune. The weights of matrix products are in 8 bits, with a scale for each output feature; what they read
 is rounded while the model runs (dynamic quantisation of onnxruntime {runtime().__version__}).
 
-Its outputs are not those of the model. Over the {len(cosines_E)} examples {what}, the cosine between an example's
-outputs before and after is {cosines_E.mean():.4f} (95 % interval of the mean {low:.4f} to {high:.4f}; the smallest is
-{cosines_E.min():.4f}). This was measured on these examples only: on others it may be lower.
+Its outputs are not those of the model. {changed}
+
+This was measured on the examples {"of the report" if reported else "that it was exported with"} only: on others it may
+be more.
 """

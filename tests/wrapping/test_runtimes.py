@@ -45,9 +45,29 @@ def test_a_file_in_int8_has_a_card_that_says_what_it_changes(heads: Any, tmp_pat
     assert sorted(each.name for each in tmp_path.iterdir()) == ["small.onnx", "small.onnx.md", "whole.onnx"]
     said = (tmp_path / "small.onnx.md").read_text()
     cosine, low, high, least = map(float, re.findall(r"[01]\.\d{4}", said))
-    assert "Over the 18 examples of the report" in said
+    assert "Over 18 examples" in said
+    assert "on the examples of the report only" in said
     assert 0.9 < least <= low <= cosine <= high <= 1
     assert cosine < 1
+
+
+class OneNumber(Classifier):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> Any:
+        return super().forward(input_ids, attention_mask)["logits"][:, 0] + 5
+
+
+@needs
+def test_a_card_says_how_far_the_one_number_of_an_example_moves(tmp_path: Path) -> None:
+    model, first, *report = OneNumber().eval(), *map(inputs, batches(4))
+    mhaprune.export(model, tmp_path / "small.onnx", first, int8=True, report=report)
+    said = (tmp_path / "small.onnx.md").read_text()
+    moved, low, high, most = map(float, re.findall(r"\d\.\d{4}", said))
+    assert f"Over 18 examples, the number of an example moves by {moved:.4f} standard deviations over examples" in said
+    assert 1e-3 < low <= moved <= high <= most < 1
+    one = {name: x[:1] for name, x in first.items()}
+    mhaprune.export(model, tmp_path / "small.onnx", one, int8=True)
+    said = (tmp_path / "small.onnx.md").read_text()
+    assert re.search(r"Over 1 example, the number of an example moves by 0\.\d{4}\.\n", said)
 
 
 @needs
