@@ -90,8 +90,7 @@ def called(model: nn.Module) -> ModelCall:
 
 
 def wrapped(model: nn.Module, **how: Any) -> mhaprune.Heads:
-    data = batches()
-    return mhaprune.wrap(model, losses.classification, score=data, choose=data, report=data, call=call, **how)
+    return mhaprune.wrap(model, losses.classification, score=batches(), call=call, **how)
 
 
 def apart(one: nn.Module, other: nn.Module) -> float:
@@ -139,22 +138,21 @@ def check(
     return model, heads, small
 
 
+@torch.no_grad()
+def loss(model: nn.Module) -> float:
+    """Return the mean loss on the batches."""
+    logits = torch.cat([call(model, batch) for batch in batches()])
+    return float(nn.functional.cross_entropy(logits, torch.cat([batch["labels"] for batch in batches()])))
+
+
 def effect(model: nn.Module, outs: Sequence[str], layer: int, head: int) -> float:
     """Return the rise of the loss if a head is closed by hand."""
-    shut, data = closed(model, outs, {layer: [head]}), batches()
-
-    def loss(of: nn.Module) -> float:
-        with torch.no_grad():
-            logits = torch.cat([call(of, batch) for batch in data])
-        return float(nn.functional.cross_entropy(logits, torch.cat([batch["labels"] for batch in data])))
-
-    return loss(shut) - loss(model)
+    return loss(closed(model, outs, {layer: [head]})) - loss(model)
 
 
-def check_refit(kind: Any) -> None:
+def check_refit(heads: mhaprune.Heads) -> None:
     """Check that a refit brings back a part of what a removal lost, on the examples that it was fitted to."""
-    model = made(kind)
-    heads = wrapped(model)
+    model = heads.subject.module
     plain, fitted = (heads.prune(mask=GONE, refit=refit) for refit in (False, True))
 
     def error(small: nn.Module) -> float:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from support.bare_weights import (
     WithLinear,
     drawn,
 )
-from support.own_layers import GONE, HEADS, WIDTH, Net, apart, batches, call, called, made, wrapped
+from support.own_layers import GONE, HEADS, WIDTH, Net, apart, batches, called, check_refit, loss, made, wrapped
 from support.sizes import slow
 
 KINDS = [
@@ -75,11 +76,16 @@ def shut(model: nn.Module, kind: Any, gone: Mapping[int, Sequence[int]] = GONE) 
     return model
 
 
+@cache
+def proven(kind: Any) -> tuple[Net, mhaprune.Heads]:
+    """Return a model of such layers, and its heads."""
+    model = made(kind).double()
+    return model, wrapped(model)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_are_removed_from_parameters_and_the_class_runs_as_it_is_written(kind: Any, tmp_path: Path) -> None:
-    model = made(kind).double()
-    before = copy.deepcopy(model.state_dict())
-    heads = wrapped(model)
+    (model, heads), before = proven(kind), made(kind).double().state_dict()
     assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
     assert heads.proven.difference < 1e-12
     small: Any = heads.prune(mask=GONE)
@@ -100,53 +106,39 @@ def test_heads_are_removed_from_parameters_and_the_class_runs_as_it_is_written(k
 
 @pytest.mark.parametrize("kind", [Matrices, Rearranged])
 def test_ablation_and_gates_are_those_of_heads_closed_by_hand(kind: Any) -> None:
-    model = made(kind).double()
-    heads = wrapped(model)
+    model, heads = proven(kind)
     found = heads.score("ablation").sort_index()["score"].tolist()
-    data = batches()
-
-    def loss(of: nn.Module) -> Tensor:
-        with torch.no_grad():
-            logits = torch.cat([call(of, batch) for batch in data])
-        return F.cross_entropy(logits, torch.cat([batch["labels"] for batch in data]))
-
-    by_hand = [float(loss(shut(model, kind, {n: [h]})) - loss(model)) for n in range(2) for h in range(HEADS)]
+    by_hand = [loss(shut(model, kind, {n: [h]})) - loss(model) for n in range(2) for h in range(HEADS)]
     assert torch.allclose(torch.tensor(found), torch.tensor(by_hand), atol=1e-6)
 
 
 def test_the_gate_of_the_exercise_is_read() -> None:
-    model: Any = made(Gated)
-    scores = wrapped(model).score("gate").sort_index()["score"].tolist()
-    gates = torch.cat([layer.gate.detach().softmax(dim=1).flatten() for layer in model.layers])
-    assert torch.allclose(torch.tensor(scores), gates, atol=1e-6)
+    model, heads = proven(Gated)
+    scores = heads.score("gate").sort_index()["score"].tolist()
+    layers: Any = model.layers
+    gates = torch.cat([layer.gate.detach().softmax(dim=1).flatten() for layer in layers])
+    assert torch.allclose(torch.tensor(scores), gates.float(), atol=1e-6)
 
 
 def test_a_layer_without_heads_and_a_refit_are_exact_too(tmp_path: Path) -> None:
-    model = made(ByHead).double()
-    heads = wrapped(model)
+    model, heads = proven(ByHead)
     small = heads.prune(mask={0: [0, 1, 2, 3]})
     assert apart(small, shut(model, ByHead, {0: [0, 1, 2, 3]})) < 1e-12
     mhaprune.save(small, tmp_path)
     assert apart(small, mhaprune.load(tmp_path, model=made(ByHead, seed=5).double())) == 0
     assert repr(wrapped(small)) == "4 heads in 2 blocks, all with an effect, all removable"
-    plain, fitted = (heads.prune(mask=GONE, refit=refit) for refit in (False, True))
-
-    @torch.no_grad()
-    def error(small: nn.Module) -> float:
-        return sum(float((call(small, batch) - call(model, batch)).square().sum()) for batch in batches())
-
-    assert error(fitted) < error(plain)
+    check_refit(heads)
 
 
 def test_a_copy_is_exported_as_it_is_written(tmp_path: Path) -> None:
-    small = wrapped(made(Rearranged)).prune(mask=GONE)
+    small = proven(Rearranged)[1].prune(mask=GONE)
     assert mhaprune.export(small, tmp_path / "small.pt2", (batches()[0]["x"],)) < 1e-5
 
 
 class WithNeurons(ByHead):
     def __init__(self) -> None:
         super().__init__()
-        self.W_in, self.b_in, self.W_out = drawn(WIDTH, 24), drawn(24), drawn(24, WIDTH)
+        self.W_in, self.b_in, self.W_out = drawn(WIDTH, 8), drawn(8), drawn(8, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + super().forward(x)
@@ -156,7 +148,7 @@ class WithNeurons(ByHead):
 def test_neurons_between_parameters_are_cut_and_read_again(tmp_path: Path) -> None:
     model = made(WithNeurons).double()
     heads = wrapped(model, units=("head", "neuron"))
-    assert repr(heads).startswith("56 units in 4 blocks")
+    assert repr(heads).startswith("24 units in 4 blocks")
     assert repr(heads).endswith("all removable")
     for _ in range(2):
         small: Any = heads.prune(keep=0.5, by="surgeon")

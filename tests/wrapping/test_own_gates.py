@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import mhaprune
-from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, batches, check, closed, made, wrapped
+from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, check, check_refit, closed, made, wrapped
 from support.sizes import slow
 
 
@@ -328,18 +328,6 @@ def test_a_head_whose_gate_is_0_has_no_effect_and_goes(kind: Any) -> None:
     assert small.layers[0].head_weight.numel() == 2
 
 
-def test_a_refit_after_the_removal_of_gated_heads_is_no_worse() -> None:
-    model = made(Softmax)
-    heads = wrapped(model)
-    plain, fitted = (heads.prune(mask=GONE, refit=refit) for refit in (False, True))
-
-    def error(small: nn.Module) -> float:
-        with torch.no_grad():
-            return sum(float((small(batch["x"]) - model(batch["x"])).square().sum()) for batch in batches())
-
-    assert error(fitted) < error(plain)
-
-
 def test_a_layer_without_learned_numbers_has_no_gates() -> None:
     class Half(Layer):
         def through(self, x: Tensor) -> Tensor:
@@ -375,8 +363,10 @@ def test_a_layer_without_learned_numbers_has_no_gates() -> None:
             heads.score("gate")
 
 
-def test_training_goes_on_with_the_gates_that_are_left() -> None:
-    small: Any = wrapped(made(Softmax)).prune(mask=GONE)
+def test_a_refit_is_no_worse_and_training_goes_on_with_the_gates_that_are_left() -> None:
+    heads = wrapped(made(Softmax))
+    check_refit(heads)
+    small: Any = heads.prune(mask=GONE)
     small(torch.ones(1, 3, dtype=torch.long)).sum().backward()
     assert small.layers[0].head_weight.grad.abs().sum() > 0
 

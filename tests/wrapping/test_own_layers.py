@@ -395,4 +395,4 @@ def test_weights_of_another_product_are_not_those_of_an_earlier_layer() -> None:
 
 
 def test_a_refit_of_a_convolution_is_better_than_none() -> None:
-    check_refit(OfImages)
+    check_refit(wrapped(made(OfImages)))

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import mhaprune
 from mhaprune.surgery.removal import held_weights
-from support.own_layers import HEADS, WIDTH, Layer, Net, apart, batches, call, closed, made, wrapped
+from support.own_layers import HEADS, WIDTH, Layer, Net, apart, batches, closed, loss, made, wrapped
 
 K = WIDTH // HEADS
 GONE: dict[int, list[int]] = {0: [0], 2: [0], 7: [0]}
@@ -90,12 +90,6 @@ def shut(model: Net, gone: Iterable[int]) -> Net:
     return other
 
 
-def loss(model: nn.Module) -> float:
-    with torch.no_grad():
-        logits = torch.cat([call(model, batch) for batch in batches()])
-    return float(F.cross_entropy(logits, torch.cat([batch["labels"] for batch in batches()])))
-
-
 @pytest.mark.parametrize("layer", [Joined, JoinedFused, JoinedGated, Added])
 def test_a_head_of_its_own_is_removed_with_its_weights(layer: type[Joined], tmp_path: Path) -> None:
     """Values become vectors of width 0; one row of the queries and keys stays."""
@@ -128,7 +122,7 @@ def test_what_is_left_is_found_pruned_and_trained_again(layer: type[Joined]) -> 
     assert repr(again) == "5 heads in 5 blocks, all with an effect, all removable"
     more = {0: [0], 2: [0]}  # head 1 of the first layer, and the first of the second
     assert apart(again.prune(mask=more), shut(model, [*GONE, 1, 4])) < 1e-12
-    heads = wrapped(made(layer))
+    heads = wrapped(made(layer), choose=batches())
     for how in ({"refit": True}, {"fine_tune": 2}):
         assert apart(heads.prune(mask=GONE, **how), heads.prune(mask=GONE)) > 0  # type: ignore[arg-type]
 

@@ -98,7 +98,7 @@ def test_scores_by_the_weights_of_one_w_o_are_refused_for_joint_attention() -> N
 
 
 def test_a_refit_of_joint_attention_is_better_than_none() -> None:
-    check_refit(Joint)
+    check_refit(wrapped(made(Joint)))
 
 
 class OneByConvolution(Joint):
