@@ -19,7 +19,7 @@ from mhaprune.recoveries.fine_tune import EVALUATIONS, FineTune
 from mhaprune.training.fine_tuning import FINE_TUNING
 from support.classifier import Classifier, batches, classifier
 
-STEPS = 40
+STEPS = 20
 MASK = {0: [0, 1], 1: [2]}
 
 
@@ -41,7 +41,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wrapped(model: nn.Module | None = None, **given: Any) -> Heads:
-    splits = {"score": batches(3, 1), "choose": batches(8, 2), "report": batches(8, 3)}
+    splits = {"score": batches(3, 1), "choose": batches(3, 2), "report": batches(2, 3)}
     return mhaprune.wrap(model or classifier(), losses.classification, **{**splits, **given})
 
 
@@ -56,10 +56,10 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([x.detach().flatten() for x in model.parameters()])
 
 
-@pytest.mark.usefixtures("planned")
-def test_it_comes_nearer_to_the_dense_model_on_texts_that_nothing_read() -> None:
+def test_it_comes_nearer_to_the_dense_model_on_texts_that_nothing_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FineTune, "_planned", lambda *_: 2 * STEPS)
     heads = wrapped()
-    small, distilled = heads.prune(mask=MASK), heads.prune(mask=MASK, distil=texts(20, 4))
+    small, distilled = heads.prune(mask=MASK), heads.prune(mask=MASK, distil=texts(8, 4))
     assert divergence(heads.subject.model, distilled) < 0.7 * divergence(heads.subject.model, small)
     table = heads.trainings
     assert table["step"].tolist() == [4 * n for n in range(EVALUATIONS + 1)]
@@ -138,10 +138,10 @@ def test_what_was_killed_goes_on_and_ends_in_the_same_bits(tmp_path: Path, monke
     monkeypatch.setattr(fine_tune, "_with_planned", killed)
     with pytest.raises(KeyboardInterrupt):
         wrapped(cache=tmp_path).prune(mask=MASK, distil=given)
-    assert seen == [4, 8, 12]
+    assert seen == [2, 4, 6]
     monkeypatch.setattr(FineTune, "_planned", lambda *_: 1000)  # the machine is faster now
     assert torch.equal(weights(wrapped(cache=tmp_path).prune(mask=MASK, distil=given)), whole)
-    assert seen == [4, 8, 12, *range(16, 40, 4)]
+    assert seen == [2, 4, 6, *range(8, STEPS, 2)]
     again = wrapped(cache=tmp_path)
     assert torch.equal(weights(again.prune(mask=MASK, distil=given)), whole)
     assert len(seen) == 9, "done, so nothing is trained again"

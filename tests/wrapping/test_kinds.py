@@ -49,6 +49,12 @@ def alone() -> dict[str, Heads]:
     return {kind: wrapped(**{name: split[kind] for name, split in GIVEN.items()}) for kind in ("low", "high")}
 
 
+@pytest.fixture(scope="module")
+def of_all() -> Heads:
+    """Of both kinds, which are not told apart."""
+    return wrapped(**{name: [*split["low"], *split["high"]] for name, split in GIVEN.items()})
+
+
 def test_evaluate_has_a_row_per_kind_as_if_it_were_alone_and_names_the_worst(
     heads: Heads, alone: dict[str, Heads]
 ) -> None:
@@ -66,12 +72,13 @@ def test_evaluate_has_a_row_per_kind_as_if_it_were_alone_and_names_the_worst(
 
 
 @pytest.mark.parametrize("scorer", ["ablation", "gate_output", "taylor", "surgeon", "taylor_batch"])
-def test_a_score_has_rows_per_kind_as_if_it_were_alone(heads: Heads, alone: dict[str, Heads], scorer: str) -> None:
+def test_a_score_has_rows_per_kind_as_if_it_were_alone(
+    heads: Heads, alone: dict[str, Heads], of_all: Heads, scorer: str
+) -> None:
     table = heads.score(scorer)
     assert table["kind"].unique().tolist() == ["all", "low", "high"]
-    of_all = wrapped(**{name: [*split["low"], *split["high"]] for name, split in GIVEN.items()}).score(scorer)
-    for kind, other in {"all": of_all, "low": alone["low"].score(scorer), "high": alone["high"].score(scorer)}.items():
-        rows = table[table["kind"] == kind].reset_index(drop=True)
+    for kind, one in {"all": of_all, **alone}.items():
+        rows, other = table[table["kind"] == kind].reset_index(drop=True), one.score(scorer)
         for column in ("score", "score_low", "score_high"):
             torch.testing.assert_close(*(torch.tensor(each[column]) for each in (rows, other)), equal_nan=True)
         assert rows["rank"].tolist() == other["rank"].tolist()
@@ -280,8 +287,9 @@ def test_corrupt_counterparts_have_the_kinds_of_score() -> None:
 def test_what_was_fitted_to_one_kind_alone_says_so(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     """In print once, in the card and in the report; not if numbers are of kinds that were not read."""
     said, sentence = "nothing is measured on examples unlike those", " numbers are of examples like those that"
-    plain = {name: [*split["low"], *split["high"]] for name, split in GIVEN.items()}
-    for given, unknown in ((GIVEN, True), (plain, True), ({**plain, "report": GIVEN["report"]}, False)):
+    kinds = {name: low_and_high(2, seed) for seed, name in enumerate(GIVEN)}
+    plain: dict[str, Any] = {name: [*split["low"], *split["high"]] for name, split in kinds.items()}
+    for given, unknown in ((kinds, True), (plain, True), ({**plain, "report": kinds["report"]}, False)):
         caplog.clear()
         heads = wrapped(**given)
         heads.prune(mask={0: [0]})
