@@ -73,14 +73,18 @@ def test_a_saved_model_is_a_module_that_answers(cache: Path, tmp_path: Path) -> 
         mhaprune.load(tmp_path / "nothing.pt")
 
 
+def made_small(monkeypatch: pytest.MonkeyPatch, *small: str) -> None:
+    """Give every run and every study these settings too."""
+    for name in ("run", "study"):
+        plain = getattr(mhaprune.lab.cli.python, name)
+        monkeypatch.setattr(mhaprune.lab.cli.python, name, lambda *given, plain=plain: plain(*given, *small))
+
+
 @pytest.mark.figures
 def test_the_lines_of_the_page_run(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand there, on a tiny model."""
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), flags=re.S)
-    small = [*SMALL, f"cache={cache}"]
-    for name in ("run", "study"):
-        plain = getattr(mhaprune.lab.cli.python, name)
-        monkeypatch.setattr(mhaprune.lab.cli.python, name, lambda *given, plain=plain: plain(*given, *small))
+    made_small(monkeypatch, *SMALL, f"cache={cache}")
     study = mhaprune.study("experiment=ablate")
     (tmp_path / "pruned.pt").write_bytes(study.saved("model", study.subject)["model.pt"])
     monkeypatch.chdir(tmp_path)
@@ -179,6 +183,7 @@ def test_the_example_runs(name: str, here: Path, monkeypatch: pytest.MonkeyPatch
     where = door(name)
     found = [each for each in doctest.DocTestFinder(recurse=inspect.isclass(where)).find(where, name) if each.examples]
     assert found, "has no example"
+    made_small(monkeypatch, *TINY_SEQUENCES, *(f"task.{split}=32" for split in ("valid", "score", "choose", "report")))
     for example in found:
         example.globs |= given
         told: list[str] = []
