@@ -148,11 +148,17 @@ def test_a_time_that_cannot_be_is_refused_and_one_that_is_kept_anyway_removes_no
             heads.mask(**wrong)
 
 
+def shared(heads: Heads, model: Any) -> bool:
+    """Whether a model has weights of the wrapped one."""
+    return model.embedding.weight is heads.subject.model.embedding.weight
+
+
 def test_what_within_chose_is_timed_and_said_to_be_no_faster(
     heads: Heads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     order = [float(n) for n in range(8)]
-    heads.prune(within=1.0, by=order)
+    assert not shared(heads, heads.prune(within=1.0, by=order))
+    assert shared(heads, heads.prune(within=1.0, by=order, copy=False))
     assert not caplog.text
     row = heads.promises.iloc[-1]
     kept = HeadMask(heads.grid).without(*list(heads.grid)[: 8 - row["units_kept"]])

@@ -289,15 +289,18 @@ class Heads(ScoredHeads):
         """
         if runtime is not None and within is None:
             how |= {"runtime": runtime}
-        if mask is not None and how:
-            raise ValueError(f"{next(iter(how))}: is for a choice of heads, which mask= makes; leave one of them out")
+        chosen = {name: value for name, value in {"keep": keep, "by": by, **how}.items() if value is not None}
+        if mask is not None and chosen:
+            raise ValueError(
+                f"{next(iter(chosen))}: is for a choice of heads, which mask= makes; leave one of them out"
+            )
         after = Recoveries(refit, fine_tune, distil, minutes, tested=within is not None)
         if within is not None:
             if keep is not None or mask is not None or {*how} - {"over"}:
                 raise ValueError(f"within={within:g}: says how many heads stay, leave keep=, mask= and budgets out")
             timed = self._in(runtime)
             model = fastest_within(
-                timed, within, partial(timed.masks, by=by, **how), lambda mask: timed._without(mask, after)
+                timed, within, partial(timed.masks, by=by, **how), lambda mask: timed._without(mask, after, copy)
             ).model
         elif mask is None:
             model = self._without(self.mask(keep, by, **how), after, copy).model
@@ -457,8 +460,7 @@ class Heads(ScoredHeads):
 
     @property
     def promises(self) -> pd.DataFrame:
-        """The budgets `faster=` and `ms=`: the promise, and what was measured at the end (milliseconds, speed-up); what
-        `within=` chose too."""
+        """The budgets `faster=`, `ms=` and `within=`: the promise, and what was measured at the end, with the speed-up."""
         return pd.DataFrame(self.promised.rows)
 
     @property

@@ -186,6 +186,9 @@ def test_a_report_has_the_worst_kind_and_a_row_for_each(heads: Heads) -> None:
     assert {*pruning["kind"], *pruning["choose_kind"].dropna()} == {"low", "high"}
     assert groups["group"].unique().tolist() == ["high", "low"]
     assert "Numbers are of the kind of examples that loses most, of low, high." in found.sentences
+    assert all(
+        f"with all heads, on {kind})" in " ".join(found.sentences) for kind in found.tables["summary"]["kind"][:1]
+    )
     for removed, kind, quality in pruning[["removed", "kind", "quality"]].itertuples(index=False):
         table = heads.evaluate(removed.split() if removed else HeadMask(heads.grid)).iloc[2:]
         row = table[table["worst"]]

@@ -24,6 +24,7 @@ from mhaprune.lab.experiments.tolerance import (
     count_words,
     most_removed,
     numbers_of_summary,
+    of_whole,
     removable,
     summary_of,
     surely_words,
@@ -83,7 +84,7 @@ def say_ablation(tables: Tables) -> Iterator[str]:
         after = "" if first is best else f" after {first['recovery']}"
         yield (
             f"{removable(first['heads_removed'], total, tables)} can be removed{after}:"
-            f" {right(first[QUALITY], tables, 'still ')} ({quality_of(dense, tables)} with all {units})."
+            f" {right(first[QUALITY], tables, 'still ')} ({of_whole(first, tables)})."
         )
         if surely_words(first, tables):
             yield f"At 95 % confidence {count_words(first[SURE], tables)} can be removed{after}."
@@ -98,9 +99,10 @@ def say_ablation(tables: Tables) -> Iterator[str]:
         )
     for row in others:
         if row is not best and row["heads_removed"]:
+            beside = f" ({of_whole(row, tables)})" if KIND in row else ""  # another kind may lose most here
             yield (
                 f"After {row['recovery']} {int(row['heads_removed'])} can be removed{_surely(row, tables)}:"
-                f" {right(row[QUALITY], tables)}. {as_fast(row, tables)}"
+                f" {right(row[QUALITY], tables)}{beside}. {as_fast(row, tables)}"
             )
         elif row is not best:
             yield f"After {row['recovery']} {count_words(0, tables)} can be removed."

@@ -12,10 +12,12 @@ from mhaprune.statistics.intervals import ONE_SIDED, counted_interval
 from mhaprune.tables import (
     CHOOSE_DROP,
     CHOOSE_EXAMPLES,
+    CHOOSE_KIND,
     CHOOSE_MOST,
     CHOOSE_QUALITY,
     DENSE_QUALITY,
     ENDS,
+    KIND,
     NOTHING,
     QUALITY,
     QUARTILES,
@@ -41,6 +43,7 @@ def summary_of(curve: pd.DataFrame, dense: pd.Series, tolerance: float, *more: s
     order = (within if len(within) else dense.to_frame().T).sort_values("heads_removed", ascending=False, kind="stable")
     ends = [f"{name}{end}" for name in (CHOOSE_DROP, QUALITY) for end in ENDS] + [f"speedup{q}" for q in QUARTILES]
     whole = order.iloc[0].get(DENSE_QUALITY, dense[QUALITY])  # on the kind of examples of this row
+    more = (*more, *(name for name in (KIND, CHOOSE_KIND) if name in order))
     columns = order.iloc[0][["heads_total", "heads_removed", "removed", CHOOSE_QUALITY, *ends, *more]]
     return {"tolerance": tolerance, **columns, SURE: surely(curve, tolerance), DENSE_QUALITY: whole}
 
@@ -100,6 +103,13 @@ def most_removed(summary: pd.DataFrame) -> pd.Series:
     return summary.sort_values(["heads_removed", CHOOSE_QUALITY], ascending=False, kind="stable").iloc[0]
 
 
+def of_whole(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:
+    """Return in words the quality of the whole model on the examples of a row: `94.0 % with all heads`, and on which
+    kind of examples, if the row is of one."""
+    on = f", on {row[KIND]}" if isinstance(row.get(KIND), str) else ""
+    return f"{quality_of(row[DENSE_QUALITY], tables)} with all {unit_name(tables)}{on}"
+
+
 def numbers_of_summary(summary: pd.DataFrame, tables: Tables) -> list[Number]:
     """Return three numbers for each recovery in a summary: heads that can be removed, quality and speed-up. Recoveries
     that help are first if nothing can be removed without one."""
@@ -114,9 +124,8 @@ def numbers_of_summary(summary: pd.DataFrame, tables: Tables) -> list[Number]:
         if not_tried(count, tables):
             beside = removable(count, total, tables)
             count, surely = nan, beside[0].lower() + beside[1:]  # fewer may be possible, so it is not 0
-        names = (*(QUALITY + end for end in ENDS[1:]), DENSE_QUALITY)
-        low, high, whole = (quality_of(row[name], tables) for name in names)
-        ends = f"95 % interval {low} to {high}; {whole} with all {unit_name(tables)}"
+        low, high = (quality_of(row[QUALITY + end], tables) for end in ENDS[1:])
+        ends = f"95 % interval {low} to {high}; {of_whole(row, tables)}"
         quartiles = f"{timed_name(tables)}; quartiles {row['speedup_q1']:.2f} to {row['speedup_q3']:.2f}"
         numbers += [
             Number(what, count, float(total), after, 0.0, float(total), surely),

@@ -12,6 +12,7 @@ from mhaprune.lab.experiments.tolerance import (
     count_words,
     most_removed,
     numbers_of_summary,
+    of_whole,
     removable,
     surely_words,
 )
@@ -55,7 +56,7 @@ def say(tables: Tables) -> Iterator[str]:
                 f"{',' if i else ';'} {count_words(row['heads_removed'], tables)}{_after(row)}"
                 for i, row in enumerate(others)
             )
-            + f" ({right(best[QUALITY], tables)}; {dense} with all {unit_name(tables)})."
+            + f" ({right(best[QUALITY], tables)}; {of_whole(best, tables)})."
         )
         if surely_words(best, tables):
             yield f"At 95 % confidence {count_words(best[SURE], tables)} can be removed{_after(best)}."
