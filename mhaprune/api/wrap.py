@@ -460,7 +460,7 @@ class Heads(ScoredHeads):
 
     @property
     def promises(self) -> pd.DataFrame:
-        """The budgets `faster=`, `ms=` and `within=`: the promise, and what was measured at the end, with the speed-up."""
+        """The budgets `faster=`, `ms=` and `within=`: the promise, and what was measured at the end."""
         return pd.DataFrame(self.promised.rows)
 
     @property

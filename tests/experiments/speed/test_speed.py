@@ -111,6 +111,15 @@ def test_what_is_said(snapshot: Any) -> None:
     assert list(Speed.say(with_a_control(tables))) == found["sizes and a trained model"]
 
 
+def test_a_speed_that_the_whole_model_has_against_itself_is_no_clear_gain() -> None:
+    for noise, told in ((3.0, True), (2.7, False)):
+        speed = made_up()["speed"].assign(aa_ratio_q3=noise)
+        said = next(iter(Speed.say({"speed": speed, "tradeoff": pd.DataFrame({"batch_size": []})})))
+        (number,) = Speed.headline({"speed": speed})
+        assert ("That is no clear gain: the whole one against itself has quartiles 0.98 to 3.00." in said) == told
+        assert number.beside.startswith("no clear gain; ") == told
+
+
 def test_the_fastest_is_not_the_luckiest() -> None:
     """One head gone has the lowest median, and rounds that were slower than any with two."""
     tables = made_up()

@@ -36,7 +36,7 @@ def say(tables: Tables) -> Iterator[str]:
             if best["batch_size"] == least["batch_size"]:
                 line = line.removesuffix(f" {_batch(best)}")  # is said once, at the end
             line += f" and {least['speedup']:.2f} times at {_where(least)}"
-        yield f"{line}."
+        yield f"{line}.{_if_noise(best)}"
         for row in [best, least][: len(half)]:
             line = f"At {_where(row)} it has {_quartiles(row, 'speedup')}, the whole model against itself"
             line += f" {_quartiles(row, 'aa_ratio').removeprefix('quartiles ')}."
@@ -62,6 +62,7 @@ def headline(tables: Tables) -> list[Number]:
         return [Number(what, math.nan, 1.0, least=0.0)]
     row = at_half(tables["speed"]).nlargest(1, "speedup").iloc[0]
     beside = f"quartiles {row['speedup_q1']:.2f} to {row['speedup_q3']:.2f}; width {row['timed_d_model']}"
+    beside = f"no clear gain; {beside}" if _if_noise(row) else beside
     return [Number(what, float(row["speedup"]), 1.0, least=0.0, beside=f"{beside}, batch {row['batch_size']}")]
 
 
@@ -94,15 +95,18 @@ def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
     among = f"Of the trained model at batch {int(best['batch_size'])}, within 0.01 of {quality} on the choose split,"
     if best["heads_removed"] == 0:
         return f"{among} none is clearly faster than the whole one: the lower quartile of no speed-up is above 1."
-    noise = ""
-    if best["speedup_q1"] <= best["aa_ratio_q3"]:
-        noise = f" That is no clear gain: the whole one against itself has {_quartiles(best, 'aa_ratio')}."
     return (
         f"{among} the fastest has {int(best['heads_removed'])} of {int(best['heads_total'])} {unit_name(tables)}"
         f" removed by {best['scorer']}: {best['latency_ms']:.2f} ms instead of {dense['latency_ms']:.2f},"
         f" {best['speedup']:.2f} times as fast ({_quartiles(best, 'speedup')}), and {right(best[QUALITY], tables)}"
-        f" ({quality_of(dense[QUALITY], tables)} with all {unit_name(tables)}).{noise}"
+        f" ({quality_of(dense[QUALITY], tables)} with all {unit_name(tables)}).{_if_noise(best)}"
     )
+
+
+def _if_noise(row: pd.Series) -> str:
+    """Return a sentence if a speed-up may be noise; else nothing."""
+    clear = row["speedup_q1"] > row["aa_ratio_q3"]
+    return "" if clear else f" That is no clear gain: the whole one against itself has {_quartiles(row, 'aa_ratio')}."
 
 
 def _fastest(rows: pd.DataFrame) -> pd.Series:
