@@ -85,8 +85,8 @@ class Inflection(Task):
 
     def answer(self, source: Sequence[str]) -> Sequence[str] | None:
         """Return the form in the table; None for words that are not in it."""
-        wanted = "".join(source[:-1]), source[-1]
-        return next((form for lemma, tag, form in self._pairs() if (lemma, tag) == wanted), None)
+        lemma = "".join(source[:-1])
+        return next((form for _, tag, form in self._pairs(lemma) if tag == source[-1]), None)
 
     def show(self, source: Sequence[int], target: Sequence[int]) -> str:
         *lemma, tag = self.vocabulary.decode(source)
@@ -96,16 +96,18 @@ class Inflection(Task):
         """Return the tag of an example, as the group of the example."""
         return self.vocabulary.decode(source)[-1]
 
-    def _pairs(self) -> set[tuple[str, str, str]]:
+    def _pairs(self, of: str | None = None) -> set[tuple[str, str, str]]:
+        """Return lemmas, tags and forms; if `of` is a lemma, its own."""
         return {
             (lemma, tag, form)
             for lemma, part_of_speech, *columns in table()
+            if of in (None, lemma)
             for tag, forms in zip(FORMS.get(part_of_speech, ()), columns, strict=False)
             if self._plain(lemma) and self._plain(form := forms.split("/")[0])
         }
 
     def _plain(self, word: str) -> bool:
-        return 0 < len(word) <= self.max_letters and set(word) <= set(string.ascii_lowercase)
+        return len(word) <= self.max_letters and word.isascii() and word.isalpha() and word.islower()
 
 
 @lru_cache(maxsize=1)

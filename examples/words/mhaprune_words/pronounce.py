@@ -132,7 +132,7 @@ def lexicon() -> Mapping[str, Entry]:
     return {
         word: Entry(said, _spellings(aligned.get(word, ""), said))
         for word, said in sorted(pronounced.items())
-        if said and word and set(word) <= set(string.ascii_lowercase)
+        if said and word.isascii() and word.isalpha() and word.islower()
     }
 
 
