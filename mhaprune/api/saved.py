@@ -1,4 +1,4 @@
-"""Saved models: write and load them."""
+"""The calls `mhaprune.save` and `mhaprune.load`."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Heads that a layer computes in several calls of attention, as in a loop over heads.
+"""Find heads that a layer computes in several calls of attention, as in a loop, and join them to one block.
 
 Dimensions: B = batch, T = queries, H = heads, K = head_dim.
 """

@@ -1,4 +1,4 @@
-"""Tensors in nested values, and the linear modules that make them."""
+"""The values that hooks see: tensors in nested values, and the linear modules that make them."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Close heads one by one, or put other outputs in their place.
+"""The replacements that scores measure: heads closed one by one, or other outputs in their place.
 
 Dimensions: E = examples, N = all heads, M = masks.
 """

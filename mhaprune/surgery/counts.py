@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mhaprune.hooks.blocks import Block, around, within
 
-COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "h")
 """Names of attributes that hold the number of heads of a module."""
 WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim")
 """Names of attributes that hold the width of all heads together."""

@@ -1,4 +1,4 @@
-"""A model of the user as a `Subject`.
+"""A wrapped model: that of a user as a `Subject`, with its loss, padding, cache and runtime.
 
 Dimensions: B = batch, T = positions, N = all heads, M = masks.
 """

@@ -1,4 +1,4 @@
-"""Examples for the user to look at: the model's answers, and the attention of each head."""
+"""Tables of examples that experiments show: the model's answers, and the attention of each head."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""The settings of figure files, for papers and slides. They change no result."""
+"""The options `figure.` of figure files, for papers and slides. They change no result."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

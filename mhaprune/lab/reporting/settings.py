@@ -1,4 +1,5 @@
-"""Settings that vary between runs, as axes and colours: numbers in ascending order, other values in the given order."""
+"""The axes and colours of figures for settings that vary between runs: numbers in ascending order, other values in
+the given order."""
 
 import math
 from collections.abc import Iterable
