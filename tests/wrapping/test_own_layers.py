@@ -290,7 +290,9 @@ def test_heads_are_found_removed_saved_and_read_again(kind: Any, tmp_path: Path)
 
 @pytest.mark.parametrize("kind", [Annotated, Numbers])
 def test_a_width_may_be_named_and_positions_may_be_minus_one(kind: Any, tmp_path: Path) -> None:
-    check(kind, tmp_path, out="linears.3")
+    *_, small = check(kind, tmp_path, out="linears.3")
+    layer: Any = small.layers[0]
+    assert kind is Numbers or (layer.h == 2 and "forward" not in vars(layer)), "to translate sizes takes time"
 
 
 @pytest.mark.parametrize(("kind", "shown"), [(ByEinsum, True), (KeysFirst, True), (HeadsFirst, False), (Layer, False)])
