@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mhaprune.discovery.found import Found
+from mhaprune.discovery.found import MIXED, Found
+from mhaprune.discovery.layouts import drawn
 from mhaprune.hooks.blocks import Block, Rows, Source, Unsupported
 
 OTHER_ORDER = "its heads are computed by several calls of attention, in another order than that in which W_O reads them"
@@ -32,6 +33,9 @@ def together(
     find_factor(whole, x, calls)
     if find_numbers is not None:
         columns = [each for found in calls for each in found.columns]
+        if len({*chain(*columns)}) < sum(map(len, columns)) and _meet(calls, x):
+            for found in calls:
+                found.unusable = MIXED
         if any(found.unusable for found in calls) or columns != sorted(columns) or len({*map(len, columns)}) > 1:
             return
         parts = [found.computed for found in calls]
@@ -46,6 +50,28 @@ def together(
     first.factor = whole.factor
     for found in others:
         found.factor = None
+
+
+def _meet(calls: Sequence[Found], x: Tensor) -> bool:
+    """Return whether the heads of several calls are mixed at one position of x, as by a norm over all of them. Calls
+    for some of the positions each do not meet."""
+    place = x.flatten(0, -2)[0]
+    contexts = [found.context for found in calls if found.context is not None]
+    read = torch.autograd.grad((place * drawn(place)).sum(), contexts, retain_graph=True, allow_unused=True)
+    return sum(each is not None and bool(each.any()) for each in read) > 1
+
+
+def of_call(block: Block | None, found: Sequence[Found], module: nn.Module, heads: int) -> Block | None:
+    """Return the block of the next `heads` of a block that the module computes in several calls, of which some were
+    `found`; another block as it is."""
+    if block is None or not block.in_calls:
+        return block
+    begin = sum(each.heads for each in found if each.module is module and each.out is None)
+    made_by = []
+    for source in block.made_by:
+        rows = tuple(source.rows.heads[n] for n in source.of[begin : begin + heads])
+        made_by.append(replace(source, rows=replace(source.rows, heads=rows), of=tuple(range(len(rows)))))
+    return replace(block, columns=block.columns[begin : begin + heads], made_by=tuple(made_by))
 
 
 def joined(one: Block, other: Block) -> Block:

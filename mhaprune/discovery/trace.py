@@ -22,7 +22,7 @@ from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.discovery.found import INFERENCE, NO_GRAD, SUM, Found, own_part, reads_elsewhere, unusable, weighs_in
 from mhaprune.discovery.layouts import NOTHING, columns_of_heads, reached, rows_of_heads, rows_read, without_repeats
 from mhaprune.discovery.leading import folded, leading
-from mhaprune.discovery.loops import together
+from mhaprune.discovery.loops import of_call, together
 from mhaprune.discovery.per_head_tensors import (
     Followed,
     dimensions_of_heads,
@@ -79,7 +79,7 @@ class Trace:
         before: "Trace | None",
     ) -> None:
         self.model, self.seen, self.weights, self.before = model, seen, weights, before
-        self.known = known if known is None else {block.path: block for block in known if block.attends}
+        self.known = known if known is None else {each.path: each for each in known if each.attends or each.in_calls}
         self.pruned = set((Cut.of(model) or Cut()).heads)
         """The paths of modules that have lost heads, and may have one that is left."""
         self.whole = True
@@ -247,7 +247,7 @@ class Trace:
         found.computed = computed if found.heads == 1 else []
         if weights is not None and self.known is None:
             self._find_scores(found, weights)
-        if value.shape[1] == found.heads and self._numbers_of_heads(found):
+        if value.shape[1] == found.heads and (found.heads == 1 or self._numbers_of_heads(found)):
             made = found.rows.get("value")
             leaves = {self.paths[module]: leaf for module, leaf in self.leaves}
             leaf = leaves.get(made.path) if isinstance(made, Rows) else None
@@ -261,7 +261,7 @@ class Trace:
         H, G = query.shape[1], max(key.shape[1], value.shape[1])  # one key may serve all heads
         of_kv = getattr(module, "kept_of_kv", None) or [h * G // H for h in range(H)]
         if self.known is not None:
-            block = self.known.get(self.paths[module])
+            block = of_call(self.known.get(self.paths[module]), self.found, module, H)
             of_roles: dict[str, Rows | str] = {each.role: each.rows for each in block.made_by} if block else {}
             return self._add(Found(module, H, block.of_kv if block else tuple(of_kv), of_roles))
         rows = self._sources("query", query, H) | self._sources("key", key, H) | self._sources("value", value, H)

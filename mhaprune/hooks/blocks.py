@@ -171,6 +171,11 @@ class Block:
         return tuple(range(self.heads)) if keys is None else keys.of
 
     @property
+    def in_calls(self) -> bool:
+        """True if the module computes the heads in several calls of attention, as in a loop."""
+        return self.kind == "head" and not self.attends and not self.flat
+
+    @property
     def noted(self) -> str:
         """The path under which a removal is noted: one module may hold several blocks."""
         return self.path if self.kind == "head" and not self.flat else self.out

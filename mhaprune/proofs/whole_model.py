@@ -342,6 +342,9 @@ def _masks(subject: GatedModel, names: Sequence[BlockId], apart: bool) -> Iterat
         touched += copied
     yield everything.without(*gone), True
     yield everything.without(*every), apart
+    looped = [head for name, heads in of_block if subject.by_name[name].in_calls for head in heads[::-2]]
+    if looped:  # whose code may count from the last head
+        yield everything.without(*looped), False
 
 
 def _lost(heads: Sequence[HeadId], number: int) -> Sequence[HeadId]:

@@ -107,9 +107,15 @@ def _of_torch(model: nn.Module) -> Iterator[str]:
     torch alone, whose fused kernel calls neither."""
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.MultiheadAttention) and not isinstance(module, TorchAttention):
-            own = type(module).forward is not nn.MultiheadAttention.forward
-            if not own or isinstance(model.get_submodule(path.rpartition(".")[0]), nn.TransformerEncoderLayer):
+            holder = model.get_submodule(path.rpartition(".")[0])
+            if not has_own_forward(module) or isinstance(holder, nn.TransformerEncoderLayer):
                 yield path
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Return whether a module is of a subclass of attention of torch.nn with another `forward`."""
+    own = type(module).forward is not nn.MultiheadAttention.forward
+    return own and isinstance(module, nn.MultiheadAttention) and not isinstance(module, TorchAttention)
 
 
 def _from_torch(attention: nn.MultiheadAttention, part: Callable[..., nn.Parameter | None]) -> TorchAttention:

@@ -370,7 +370,7 @@ def with_removal(subject: Any, proof: BlockProof | None, proven: Proofs) -> tupl
             subject, difference, stuck = alone, again, left
     for name in stuck:
         block = subject.by_name[name]
-        if block.kind == "head" and not (block.attends or block.flat or block.why_not):
+        if block.in_calls and not block.why_not:
             stuck[name] = f"its heads are computed by several calls of attention, and {stuck[name]}"
     none = all(name in stuck for name, block in subject.by_name.items() if block.heads)
     reasons = [

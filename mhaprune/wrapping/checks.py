@@ -1,5 +1,7 @@
 """Checks of a model before anything is proved: whether it can be called, read and cut."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -8,7 +10,7 @@ from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.hooks.pytree import tensors_in
 from mhaprune.measure.outcomes import Diverged, apart, check_weights_finite, weight_sums
 from mhaprune.subjects.batches import Batches
-from mhaprune.surgery.torch_attention import TorchAttention
+from mhaprune.surgery.torch_attention import TorchAttention, has_own_forward
 from mhaprune.wrapping.wrapped_model import WrappedModel
 
 
@@ -86,14 +88,26 @@ def check_conversion(whole: nn.Module, subject: WrappedModel, batch: Batches, dt
     in which the model computes."""
     call = ModelCall(whole, batch, subject.run)
     with call.at_rest():
-        own = subject.judge(call(), batch)
         ours = subject.judge(subject.run_gated(batch), batch)
+        own = subject.judge(call(), batch)
+    pairs: list[Any] = [*zip(own, ours, strict=True)]
+    passed_by = any(map(has_own_forward, whole.modules()))
+    if passed_by:  # by the fused kernel of torch, which runs without gradients only
+        before = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with call.at_rest():
+                pairs += [*zip(subject.judge(call(), batch), ours, strict=True)]
+        finally:
+            torch.backends.mha.set_fastpath_enabled(before)
     tolerance = max(1e-3, torch.finfo(dtype).eps ** 0.5)
-    for before, after in zip(own, ours, strict=True):
+    for before, after in pairs:
         if not (moved := apart(before, after)) <= tolerance * max(1.0, float(before.nan_to_num(0, 0, 0).abs().max())):
             differently = f"model: an example is judged differently ({moved:.3g} apart) if its"
             if not any(isinstance(part, TorchAttention) for part in subject.model.modules()):
                 raise Unsupported(f"{differently} weights are called as linear modules; make them nn.Linear")
+            if passed_by:
+                raise Unsupported(f"{differently} subclass of nn.MultiheadAttention is computed as that class itself")
             raise Unsupported(
                 f"{differently} nn.MultiheadAttention is computed step by step: without gradients,"
                 " nn.TransformerEncoder makes padding 0 (nested tensors), and the loss reads it; build it with"

@@ -108,8 +108,9 @@ def test_numbers_of_the_heads_of_a_loop_go_with_them(kind: Any, tmp_path: Path) 
     assert kind is SharesOfOne or len(layer.gate.weight) == 2
 
 
-def test_a_score_reads_the_gates_of_a_loop() -> None:
-    model: Any = made(SharesOfOne)
+@pytest.mark.parametrize("kind", ["SharesOfOne", "OnValues"])
+def test_a_score_reads_the_gates_of_a_loop(kind: str) -> None:
+    model: Any = made(globals()[kind])
     rows = wrapped(model).score("gate").sort_index()["score"].tolist()
     assert rows == pytest.approx([each for layer in model.layers for each in layer.alpha.softmax(0).tolist()], rel=1e-5)
 
@@ -125,3 +126,36 @@ def test_heads_that_w_o_reads_in_another_order_are_gated() -> None:
     assert "none removable: layers.0: its heads are computed by several calls of attention, in another" in repr(heads)
     with heads.closed({0: [1, 3], 1: [0]}) as gated:
         assert apart(gated, closed(model, ["layers.0.W_o", "layers.1.W_o"])) < 1e-9
+
+
+class OnValues(SharesOfOne):
+    """The gates multiply the values, before the weights do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [f(x).split(K, -1) for f in (self.W_q, self.W_k, self.W_v)]
+        shares = zip(self.gates(x), *parts, strict=True)
+        return self.W_o(torch.cat([(q @ k.mT / 2).softmax(-1) @ (v * gate) for gate, q, k, v in shares], -1))
+
+
+class FromTheEnd(Looped):
+    """What the last head does is another thing."""
+
+    def one(self, *qkv: Tensor) -> Tensor:
+        self.number = (getattr(self, "number", -1) + 1) % (qkv[0].new_empty(0).numel() + self.W_q.out_features // K)
+        q, k, v = qkv
+        return (q @ k.mT / (2 + (self.number == self.W_q.out_features // K - 1))).softmax(-1) @ v
+
+
+class Normed(Looped):
+    """A norm over all heads mixes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.W_o = nn.Sequential(self.norm, self.W_o)  # type: ignore[assignment]
+
+
+def test_what_a_removal_would_change_is_gated_or_refused() -> None:
+    assert "none removable: its heads are computed by several calls" in repr(wrapped(made(FromTheEnd).double()))
+    with pytest.raises(ValueError, match="its heads are mixed before the first linear module that reads them"):
+        wrapped(made(Normed))

@@ -162,13 +162,31 @@ def test_a_subclass_with_a_forward_of_its_own_stays_what_it_is(tmp_path: Path) -
     assert isinstance(small.layers[0], Doubled)
 
 
-def test_a_subclass_in_a_layer_with_a_fused_kernel_is_gated_there_too() -> None:
-    def layer() -> nn.Module:
-        fused = nn.TransformerEncoderLayer(D, H, 8, dropout=0.0, batch_first=True)
-        fused.self_attn = PassedOn(D, H, batch_first=True)
-        return fused
+class Louder(nn.MultiheadAttention):
+    def forward(self, *given: Any, **named: Any) -> Any:
+        said, weights = super().forward(*given, **named)
+        return 2 * said, weights
 
-    model = own_layers.made(layer).double()
+
+def fused(kind: type[nn.MultiheadAttention]) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(D, H, 8, dropout=0.0, batch_first=True)
+    layer.self_attn = kind(D, H, batch_first=True)
+    return layer
+
+
+def test_what_the_fused_kernel_of_torch_passes_by_is_refused() -> None:
+    """It runs without gradients only, so that a training would begin with another function."""
+    with pytest.raises(ValueError, match="if its subclass of nn.MultiheadAttention is computed as that class itself"):
+        own_layers.wrapped(own_layers.made(lambda: fused(Louder)))
+
+
+def test_attention_alone_is_gated() -> None:
+    batch = {name: torch.randn(B, T, D) for name in ("query", "key", "value")}
+    assert "4 heads in 1 block" in repr(wrap(nn.MultiheadAttention(D, H, batch_first=True), square, score=[batch]))
+
+
+def test_a_subclass_in_a_layer_with_a_fused_kernel_is_gated_there_too() -> None:
+    model = own_layers.made(lambda: fused(PassedOn)).double()
     shut = own_layers.closed(model, [f"layers.{n}.self_attn.out_proj" for n in range(2)])
     assert own_layers.apart(own_layers.wrapped(model).prune(mask=own_layers.GONE), shut) < 1e-9
 
