@@ -84,8 +84,8 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
             of_calls: Any = {
                 name: tuple(dict.fromkeys(getattr(again, name) + getattr(block, name))) for name in noted_in
             }
-            first = block.columns[:1] == again.columns[:1]  # of the heads that a loop computes one by one
-            blocks[place] = replace(again, calls=again.calls + first * block.calls, **of_calls)
+            calls = again.calls + (0 if found.beside else block.calls)
+            blocks[place] = replace(again, calls=calls, **of_calls)
     for place, reason in handed_on(blocks, scored_by).items():
         blocks[place] = replace(blocks[place], why_not=blocks[place].why_not or reason)
     for place, block in blocks.items():

@@ -66,6 +66,8 @@ class Found:
     """True if its attention weights weigh other values too."""
     gated: bool = False
     """True if the layer has learned the factor."""
+    beside: bool = False
+    """True if its W_O reads the heads of an earlier call of attention at the same time."""
     unusable: str = UNREAD
     """The reason why its heads cannot be gated one by one; empty if they can."""
 

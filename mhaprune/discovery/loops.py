@@ -25,40 +25,49 @@ def together(
     find_factor: Callable[[Found, Tensor, Sequence[Found]], None],
     find_numbers: Callable[[Found, Sequence[Tensor]], None] | None,
 ) -> None:
-    """Find the factors of the heads of several `calls` in one module, whose heads one W_O reads in its input x, and, if
-    it reads them in their order, the tensors that hold a part for each of them. The first call gets the factors of all,
-    each call the tensors of all. The functions are those of a `Trace`."""
+    """Find the factors of the heads of several `calls` in one module, whose heads one W_O reads in its input x in their
+    order, and the tensors that hold a part for each of them. The first call gets the factors of all, each call the
+    tensors of all. The functions are those of a `Trace`."""
     first, *others = calls
-    whole = replace(first, heads=sum(found.heads for found in calls), rows={**first.rows}, numbers=[], inputs=[])
-    find_factor(whole, x, calls)
-    if find_numbers is not None:
-        columns = [each for found in calls for each in found.columns]
-        if len({*chain(*columns)}) < sum(map(len, columns)) and _meet(calls, x):
+    for found in others:
+        found.beside = True
+    columns = [each for found in calls for each in found.columns]
+    if len({*chain(*columns)}) < sum(map(len, columns)):  # the same heads at other positions, or mixed ones
+        if find_numbers is not None and _meet(calls, x):
             for found in calls:
                 found.unusable = MIXED
-        if any(found.unusable for found in calls) or columns != sorted(columns) or len({*map(len, columns)}) > 1:
-            return
-        parts = [found.computed for found in calls]
-        alike = all(len({of_call.shape for of_call in each}) == 1 for each in zip(*parts, strict=False))
-        made = [torch.cat(each, dim=1) for each in zip(*parts, strict=False)] if alike else []
-        find_numbers(whole, [*made, torch.stack([x[..., list(each)] for each in columns], dim=1)])
-        more = {name: rows for name, rows in whole.rows.items() if name not in first.rows and isinstance(rows, Rows)}
-        ends = accumulate((found.heads for found in calls), initial=0)
-        for found, (begin, end) in zip(calls, pairwise(ends), strict=True):
-            found.numbers, found.inputs, found.gated = whole.numbers, whole.inputs, whole.gated
-            found.rows |= {name: replace(rows, heads=rows.heads[begin:end]) for name, rows in more.items()}
+        return
+    if any(found.unusable for found in calls) or columns != sorted(columns) or len({*map(len, columns)}) != 1:
+        return
+    whole = replace(first, heads=len(columns), rows={**first.rows}, numbers=[], inputs=[])
+    find_factor(whole, x, calls)
     first.factor = whole.factor
     for found in others:
         found.factor = None
+    if find_numbers is None:
+        return
+    parts = [found.computed for found in calls]
+    alike = all(len({of_call.shape for of_call in each}) == 1 for each in zip(*parts, strict=False))
+    made = [torch.cat(each, dim=1) for each in zip(*parts, strict=False)] if alike else []
+    find_numbers(whole, [*made, torch.stack([x[..., list(each)] for each in columns], dim=1)])
+    more = {name: rows for name, rows in whole.rows.items() if name not in first.rows and isinstance(rows, Rows)}
+    ends = accumulate((found.heads for found in calls), initial=0)
+    for found, (begin, end) in zip(calls, pairwise(ends), strict=True):
+        found.numbers, found.inputs, found.gated = whole.numbers, whole.inputs, whole.gated
+        found.rows |= {name: replace(rows, heads=rows.heads[begin:end]) for name, rows in more.items()}
 
 
 def _meet(calls: Sequence[Found], x: Tensor) -> bool:
-    """Return whether the heads of several calls are mixed at one position of x, as by a norm over all of them. Calls
-    for some of the positions each do not meet."""
+    """Return whether several calls reach one column of x at one position, as behind a norm over all heads. Calls for
+    some of the positions each do not meet."""
     place = x.flatten(0, -2)[0]
     contexts = [found.context for found in calls if found.context is not None]
-    read = torch.autograd.grad((place * drawn(place)).sum(), contexts, retain_graph=True, allow_unused=True)
-    return sum(each is not None and bool(each.any()) for each in read) > 1
+    for columns in {tuple(chain(*found.columns)) for found in calls}:
+        part = place[list(columns)]
+        read = torch.autograd.grad((part * drawn(part)).sum(), contexts, retain_graph=True, allow_unused=True)
+        if sum(each is not None and bool(each.any()) for each in read) > 1:
+            return True
+    return False
 
 
 def of_call(block: Block | None, found: Sequence[Found], module: nn.Module, heads: int) -> Block | None:

@@ -41,8 +41,7 @@ from mhaprune.hooks.softmaxes import Softmaxes, lengths_in
 from mhaprune.surgery.record import Cut
 
 REMEMBERED = 32
-"""Number of linear modules that are remembered, the most recently called ones. The source of queries, keys and values
-is searched among them."""
+"""Number of linear modules, those called last, among which the sources of queries, keys and values are searched."""
 
 
 def traced(
@@ -263,7 +262,8 @@ class Trace:
         if self.known is not None:
             block = of_call(self.known.get(self.paths[module]), self.found, module, H)
             of_roles: dict[str, Rows | str] = {each.role: each.rows for each in block.made_by} if block else {}
-            return self._add(Found(module, H, block.of_kv if block else tuple(of_kv), of_roles))
+            of_kv, columns = (block.of_kv, block.columns) if block else (tuple(of_kv), ())
+            return self._add(Found(module, H, of_kv, of_roles, columns=columns))
         rows = self._sources("query", query, H) | self._sources("key", key, H) | self._sources("value", value, H)
         numbers: dict[str, int] = {}
         for name, made_of in zip(ROLES, (query, key, value), strict=True):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.own_layers import HEADS, WIDTH, Layer, Net, apart, check, closed, made, wrapped
+from support.own_layers import HEADS, WIDTH, Layer, Net, apart, by_head, check, closed, made, wrapped
 
 K = WIDTH // HEADS
 
@@ -47,6 +47,14 @@ class LoopedShared(Looped):
     shared = HEADS
 
 
+class LoopedInPieces(Looped):
+    """Loops over heads and over positions."""
+
+    def one(self, *qkv: Tensor) -> Tensor:
+        q, k, v = qkv
+        return torch.cat([(piece @ k.mT / 2).softmax(-1) @ v for piece in q.split(3, 1)], 1)
+
+
 class Twice(Net):
     """Each layer is called twice."""
 
@@ -59,7 +67,7 @@ class Twice(Net):
 
 @pytest.mark.parametrize(
     ("kind", "net"),
-    [*((kind, Net) for kind in (Looped, LoopedPairs, LoopedGroups, LoopedShared)), (Looped, Twice)],
+    [*((kind, Net) for kind in (Looped, LoopedPairs, LoopedGroups, LoopedShared, LoopedInPieces)), (Looped, Twice)],
 )
 def test_heads_that_a_loop_computes_are_removed(kind: Any, net: type[Net], tmp_path: Path) -> None:
     model, heads, small = check(kind, tmp_path / "saved", net=net)
@@ -108,7 +116,7 @@ def test_numbers_of_the_heads_of_a_loop_go_with_them(kind: Any, tmp_path: Path) 
     assert kind is SharesOfOne or len(layer.gate.weight) == 2
 
 
-@pytest.mark.parametrize("kind", ["SharesOfOne", "OnValues"])
+@pytest.mark.parametrize("kind", ["SharesOfOne", "OnValues", "InPieces"])
 def test_a_score_reads_the_gates_of_a_loop(kind: str) -> None:
     model: Any = made(globals()[kind])
     rows = wrapped(model).score("gate").sort_index()["score"].tolist()
@@ -135,6 +143,15 @@ class OnValues(SharesOfOne):
         parts = [f(x).split(K, -1) for f in (self.W_q, self.W_k, self.W_v)]
         shares = zip(self.gates(x), *parts, strict=True)
         return self.W_o(torch.cat([(q @ k.mT / 2).softmax(-1) @ (v * gate) for gate, q, k, v in shares], -1))
+
+
+class InPieces(SharesOfOne):
+    """All heads at once, for some positions after the others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = by_head(self, x)
+        said = torch.cat([(piece @ k.mT / 2).softmax(-1) @ v for piece in q.split(3, 2)], 2)
+        return self.W_o((said * self.gates(x)[:, None, None]).transpose(1, 2).flatten(2))
 
 
 class FromTheEnd(Looped):
