@@ -129,7 +129,7 @@ def factor_of_values(value: Tensor, leaf: Tensor, rows: Sequence[Sequence[int]],
     """Return the number by which the values of each head, (B, H, T, K), are multiplied after the linear module with the
     output `leaf` that makes them by the rows `rows[of[h]]`, or by all if those are empty, (H,); None if it is not one
     number for each head."""
-    if {*of} != {*range(len(rows))} or len({*map(len, rows)}) > 1:
+    if not rows or {*of} != {*range(len(rows))} or len({*map(len, rows)}) > 1:  # none, of a silent head
         return None
     firsts = [of.index(part) for part in range(len(rows))] if any(rows) else [0]  # parts may be repeated
     (slope,) = torch.autograd.grad(

@@ -145,6 +145,13 @@ class OnValues(SharesOfOne):
         return self.W_o(torch.cat([(q @ k.mT / 2).softmax(-1) @ (v * gate) for gate, q, k, v in shares], -1))
 
 
+def test_gates_on_values_are_made_up_for_beside_a_layer_without_heads() -> None:
+    model, gone = made(OnValues).double(), {0: [1], 1: [0, 1, 2, 3]}
+    small: Any = wrapped(model).prune(mask=gone)
+    assert apart(small, closed(model, ["layers.0.W_o", "layers.1.W_o"], gone)) < 1e-9
+    assert len(small.layers[0].alpha) == 3
+
+
 class InPieces(SharesOfOne):
     """All heads at once, for some positions after the others."""
 
