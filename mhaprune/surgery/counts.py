@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from mhaprune.hooks.blocks import Block, around, within
 
-COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "h")
-"""Names of attributes that hold the number of heads of a module."""
+COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+"""Names of attributes that hold the number of heads of a module, or of a model in its config."""
+OWN_COUNTS = (*COUNTS, "h")
+"""Those of modules, with that of the Annotated Transformer."""
 WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim")
 """Names of attributes that hold the width of all heads together."""
 MORE_COUNTS = (("head", "group"), ("head", "group", "embed", "hidden", "inner", "dim", "width"))
@@ -34,7 +36,7 @@ def attributes_left(attention: nn.Module, block: Block, keep: Sequence[int]) -> 
     kv_left = sorted(set(of_kv))
     attributes: dict[str, Any] = {}
     heads, width = {H: len(keep)}, {H * K: len(keep) * K}
-    usual = [name for name in COUNTS if name != "n_heads" or not shares_its_bias(attention)]
+    usual = [name for name in OWN_COUNTS if name != "n_heads" or not shares_its_bias(attention)]
     for names, now in ((usual, heads), (WIDTHS, width), (("num_key_value_heads",), counted(block, keep)[1])):
         attributes |= {name: now[value] for name in names if (value := _number(attention, name)) in now}
     if not hasattr(attention, "num_key_value_groups"):
