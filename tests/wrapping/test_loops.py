@@ -116,7 +116,7 @@ def test_numbers_of_the_heads_of_a_loop_go_with_them(kind: Any, tmp_path: Path) 
     assert kind is SharesOfOne or len(layer.gate.weight) == 2
 
 
-@pytest.mark.parametrize("kind", ["SharesOfOne", "OnValues", "InPieces"])
+@pytest.mark.parametrize("kind", ["SharesOfOne", "Indexed", "OnValues", "InPieces"])
 def test_a_score_reads_the_gates_of_a_loop(kind: str) -> None:
     model: Any = made(globals()[kind])
     rows = wrapped(model).score("gate").sort_index()["score"].tolist()
@@ -134,6 +134,14 @@ def test_heads_that_w_o_reads_in_another_order_are_gated() -> None:
     assert "none removable: layers.0: its heads are computed by several calls of attention, in another" in repr(heads)
     with heads.closed({0: [1, 3], 1: [0]}) as gated:
         assert apart(gated, closed(model, ["layers.0.W_o", "layers.1.W_o"])) < 1e-9
+
+
+class Indexed(SharesOfOne):
+    """Each gate is taken from the softmax by itself."""
+
+    def gates(self, x: Tensor) -> Tensor:
+        shares = self.alpha.softmax(0)
+        return torch.stack([shares[h] for h in range(len(shares))])
 
 
 class OnValues(SharesOfOne):
