@@ -13,7 +13,7 @@ from mhaprune.hooks.blocks import ROLES, Block, Unsupported, within
 from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.hooks.pytree import is_linear, mapped, tensors_in
 
-OUT = ("out_proj", "o_proj", "to_out", "out", "c_proj", "dense", "wo", "proj", "fc_o", "o")
+OUT = ("out_proj", "o_proj", "to_out", "out", "c_proj", "dense", "wo", "w_o", "proj", "fc_o", "o")
 """Usual names of W_O."""
 
 
@@ -54,12 +54,12 @@ def nothing_found(model: nn.Module, called: Collection[str], overlooked: Collect
     """Return the error message for a model without attention, with an example of `blocks=` filled in as far as
     possible. `called` are the paths of the linear modules that are called, `overlooked` those of modules that weigh
     positions in another way."""
-    named = dict(_named_attention(model))
+    named = dict(_named_attention(model)) | {path: model.get_submodule(path) for path in overlooked if path}
     linear = {
         path: [name for name, part in module.named_modules() if name and is_linear(part)]
         for path, module in named.items()
     }
-    usual = {path: [name for name in names if name.rpartition(".")[2] in OUT] for path, names in linear.items()}
+    usual = {path: [name for name in names if _own_name(name).lower() in OUT] for path, names in linear.items()}
     likely = usual if any(usual.values()) else linear
     linear = {path: [name for name in names if f"{path}.{name}" in called] for path, names in likely.items()}
     linear = {path: names for path, names in linear.items() if names}
@@ -83,6 +83,11 @@ def nothing_found(model: nn.Module, called: Collection[str], overlooked: Collect
     sources = made_by.pop() if len(made_by) == 1 else ""
     block = f'AttentionBlock(path, out="{out}", heads={heads}{sources})'
     return f"{message}, for example: blocks=[{block} for path in [{paths}]]"
+
+
+def _own_name(path: str) -> str:
+    """Return the last name in a path that is no place in a list, as `nn.Sequential` has them."""
+    return next((name for name in reversed(path.split(".")) if not name.isdecimal()), path)
 
 
 def _heads_named(module: nn.Module) -> str:
