@@ -279,12 +279,10 @@ def test_weights_that_are_mixed_from_those_of_several_heads_are_of_none(kind: An
     with pytest.raises(ValueError, match=r"layers\.0, layers\.1: weighs positions in another way") as refused:
         wrapped(model)
     hint = str(refused.value).partition("for example: blocks=")[2]
-    assert (
-        hint.startswith(f'[AttentionBlock(path, out="W_o", heads={HEADS}, query=') and '"layers.0", "layers.1"' in hint
-    )
-    assert repr(wrapped(model, blocks=eval(hint, {**vars(mhaprune.hooks.blocks)}))).startswith(
-        f"{2 * HEADS} heads in 2 blocks, all with an effect"
-    )
+    assert hint.startswith(f'[AttentionBlock(path, out="W_o", heads={HEADS}, query=')
+    assert '"layers.0", "layers.1"' in hint
+    heads = wrapped(model, blocks=eval(hint, {**vars(mhaprune.hooks.blocks)}))
+    assert repr(heads).startswith(f"{2 * HEADS} heads in 2 blocks, all with an effect")
 
 
 class Experts(nn.Module):
