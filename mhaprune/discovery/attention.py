@@ -1,19 +1,19 @@
 """Find the blocks of heads of a model: what a trace of one call shows, block by block."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mhaprune.discovery.found import completed
+from mhaprune.discovery.found import completed, refuse_sums
 from mhaprune.discovery.hints import nothing_found, why_uncut
 from mhaprune.discovery.layouts import above, handed_on, probe
 from mhaprune.discovery.loops import joined
 from mhaprune.discovery.per_head_tensors import made_in_calls
-from mhaprune.discovery.trace import Trace, traced
+from mhaprune.discovery.trace import Trace
 from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, around, within
 from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.surgery.record import Cut
@@ -31,10 +31,13 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
     if weights:  # perhaps by weights of linear modules that are not called
         trace = traced(call, weights=True)
     for seen in () if trace.whole else (probe, above):
-        before, trace = trace, traced(call, seen, weights, before=trace)
+        before, trace = trace, traced(call, seen=seen, weights=weights, before=trace)
         completed(trace.found, before.found)
         if trace.whole:
             break
+    if any(found.bent for found in trace.found):
+        closed = traced(call, known=(), closed=True)
+        refuse_sums(trace.found, closed.found, [*(leaf for _, leaf in closed.leaves), *closed.followed.states])
     blocks: dict[str, Block] = {}
     scored_by: dict[str, set[str]] = {}
     noted = Cut.of(model) or Cut()
@@ -103,6 +106,22 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
         raise Unsupported(nothing_found(model, trace.read, overlooked))
     found_blocks = [as_named(block, noted) for block in blocks.values()]
     return found_blocks, [*(path or type(model).__name__ for path in overlooked), *trace.beside]
+
+
+def traced(call: ModelCall, dropped: Set[int] = frozenset(), **how: Any) -> Trace:
+    """Return what a call of the model shows, see `Trace`. The calls of attention with the numbers `dropped` have made
+    weights that the module multiplies with its values again."""
+    for numbers in (True, False):
+        trace = Trace(call.model, dropped, **how)
+        try:
+            with call.at_rest(gradients=True), trace.watching(numbers):
+                call()
+            break
+        except RuntimeError:  # of code that takes no gradients with respect to its own tensors
+            if not numbers:
+                raise
+    more = {n for n, found in enumerate(trace.found) if found.weighs_again and found.out is None} - dropped
+    return traced(call, dropped | more, **how) if more else trace
 
 
 def factors_of_heads(call: ModelCall, blocks: Sequence[Block]) -> dict[str, Tensor]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhaprune.discovery.layouts import Leaves, rows_of_heads, rows_read
-from mhaprune.discovery.per_head_tensors import is_sum
+from mhaprune.discovery.layouts import Leaves, drawn, rows_of_heads, rows_read
+from mhaprune.discovery.per_head_tensors import differs, is_sum
 from mhaprune.hooks.blocks import ROLES, Rows, within
 from mhaprune.hooks.pytree import is_linear
 
@@ -68,6 +68,8 @@ class Found:
     """True if the layer has learned the factor."""
     beside: bool = False
     """True if its W_O reads the heads of an earlier call of attention at the same time."""
+    bent: bool = False
+    """True if a norm or an activation is between the heads and W_O, which may read their sum with other states."""
     unusable: str = UNREAD
     """The reason why its heads cannot be gated one by one; empty if they can."""
 
@@ -86,11 +88,37 @@ def reads_elsewhere(found: Found, x: Any) -> bool:
     return reached is not None and not is_sum(heads, found.context, constant=False)
 
 
+def refuse_sums(found: Sequence[Found], closed: Sequence[Found], states: Sequence[Tensor]) -> None:
+    """Make the heads unusable that W_O reads in a sum with other states, behind a norm or an activation: those are left
+    when all heads say 0, as in a trace of the same calls that found `closed`. They differ between positions or, if
+    there is but one, are made of other `states` of this trace."""
+    for each, silent in zip(found, closed, strict=True):
+        if each.bent and silent.read is not None:
+            left = silent.read[..., [*chain(*each.columns)]].flatten(0, -2)
+            if differs(left.detach(), silent.read) if len(left) > 1 else _made_of(left, states):
+                each.unusable = SUM
+
+
+def _made_of(x: Tensor, states: Sequence[Tensor]) -> bool:
+    number = (x * (drawn(x) + 0.5)).sum()  # without weights, parts could cancel
+    read = torch.autograd.grad(number, states, retain_graph=True, allow_unused=True) if x.requires_grad else ()
+    return any(each is not None and bool(each.any()) for each in read)
+
+
 def own_part(found: Found, x: Tensor, leaves: Leaves, paths: Mapping[nn.Module, str]) -> bool:
-    """Return whether what is added to the heads is made by linear modules of the layer itself, part by part."""
+    """Return whether what is added to the heads is theirs, part by part: made by their own queries, keys or values, or
+    by a convolution of the layer that reads each channel alone, as of the values."""
     made, _ = rows_of_heads(torch.stack([x[..., list(each)] for each in found.columns], 1), leaves, paths)
-    layer = paths[found.module]
-    return not isinstance(made, str) and all(within(rows.path, layer) for rows in made)
+    modules = {paths[module]: module for module, _ in leaves}
+    own: dict[str, set[int]] = {}
+    for rows in found.rows.values():
+        if isinstance(rows, Rows):
+            own.setdefault(rows.path, set()).update(*rows.heads)
+    return not isinstance(made, str) and all(
+        own.get(rows.path, set()).issuperset(chain(*rows.heads))
+        or (getattr(modules[rows.path], "groups", 1) > 1 and within(rows.path, paths[found.module]))
+        for rows in made
+    )
 
 
 def weighs_in(found: Found, x: Tensor, leaves: Leaves, paths: Mapping[nn.Module, str]) -> bool:

@@ -61,6 +61,11 @@ class Followed:
             return x
         return self._given.setdefault((id(x), x._version), (x, x.detach().requires_grad_().clone()))[1]
 
+    @property
+    def states(self) -> list[Tensor]:
+        """The arguments that were returned with a gradient, and tables, as of embeddings."""
+        return [*(copy for _, copy in self._given.values()), *(x for x in self.stored.values() if x.dim() == 2)]
+
 
 def dimensions_of_heads(
     computed: Sequence[Tensor], tensors: Sequence[Tensor], of: Sequence[int] = ()
@@ -154,24 +159,26 @@ def inner_factor(said: Callable[[Tensor], Tensor], value: Tensor, own: Tensor | 
     return factor - rounded.where(rounded.abs() < ROUNDED, 0)  # the weights of a softmax sum to 1, but for rounding
 
 
-def is_sum(x: Tensor, context: Tensor, constant: bool = True) -> bool:
+def is_sum(x: Tensor, context: Tensor, constant: bool = True) -> bool | None:
     """Return whether x, the input of a linear module, is the outputs of heads, `context`, plus states that differ
     between positions, as a residual stream: then no gate at x closes the heads alone. If not `constant`, what is the
-    same at all positions counts too."""
+    same at all positions counts too. None behind a norm or an activation, whose derivatives say nothing about sums."""
     if not x.numel():
         return False
     u = torch.ones_like(x, requires_grad=True)
     grad = partial(torch.autograd.grad, retain_graph=True, allow_unused=True)
     (slope,) = grad(x, context, grad_outputs=u, create_graph=True)
     if slope.requires_grad and any(each is not None for each in grad(slope.sum(), [context])):
-        return False  # a norm or an activation, which says nothing about sums
+        return None
     (of_heads,) = torch.autograd.grad((slope * context.detach()).sum(), u, retain_graph=True)
     rest = (x - of_heads).detach().flatten(0, -2)
     rest = rest[of_heads.flatten(0, -2).any(dim=-1)]  # x may hold other heads at other positions
-    if not len(rest):
-        return False
-    same = rest[:1].expand_as(rest) if constant and len(rest) > 1 else torch.zeros_like(rest)
-    return not torch.allclose(rest, same, atol=1e-5 * float(x.detach().abs().max()), rtol=0)
+    return differs(rest if constant and len(rest) > 1 else torch.cat((torch.zeros_like(rest[:1]), rest)), x)
+
+
+def differs(states: Tensor, x: Tensor) -> bool:
+    """Return whether states, (N, W), are not all the same, but for rounding in numbers as large as those of x."""
+    return not torch.allclose(states, states[:1].expand_as(states), atol=1e-5 * float(x.detach().abs().max()), rtol=0)
 
 
 def learned_factor(

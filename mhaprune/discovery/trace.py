@@ -8,7 +8,7 @@ models.
 Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value heads, K = head_dim, W = inputs of W_O.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,7 +34,7 @@ from mhaprune.discovery.per_head_tensors import (
 )
 from mhaprune.hooks.attention_calls import Attend, AttentionCalls, attention_interface
 from mhaprune.hooks.blocks import ROLES, Block, Rows, around, block_of, neighbours, within
-from mhaprune.hooks.eval_mode import ModelCall, aside
+from mhaprune.hooks.eval_mode import aside
 from mhaprune.hooks.functional_linear import WeightsInUse
 from mhaprune.hooks.pytree import features_dim, is_convolution, is_linear, same_tensor
 from mhaprune.hooks.softmaxes import Softmaxes, lengths_in
@@ -44,40 +44,26 @@ REMEMBERED = 32
 """Number of linear modules, those called last, among which the sources of queries, keys and values are searched."""
 
 
-def traced(
-    call: ModelCall,
-    seen: Callable[[Tensor], Tensor] = Tensor.detach,
-    weights: bool = False,
-    known: Sequence[Block] | None = None,
-    before: "Trace | None" = None,
-) -> "Trace":
-    """Return what a call of the model shows. `seen` replaces the numbers of linear modules and heads. If `weights`, the
-    weights of linear modules are followed too. If the blocks are `known`, only the factors of their heads are found.
-    What the trace `before` has shown of the columns of W_O counts too."""
-    for numbers in (True, False):
-        trace = Trace(call.model, seen, weights, known, before)
-        try:
-            with call.at_rest(gradients=True), trace.watching(numbers):
-                call()
-            break
-        except RuntimeError:  # of code that takes no gradients with respect to its own tensors
-            if not numbers:
-                raise
-    return trace
-
-
 class Trace:
-    """A recorder of one call of the model: hooks, patches, and the attention calls that they found."""
+    """A recorder of one call of the model: hooks, patches, and the attention calls that they found.
+
+    `seen` replaces the numbers of linear modules and heads; or all heads are `closed`, and say 0. If `weights`, the
+    weights of linear modules are followed too. If the blocks are `known`, only the factors of their heads are found.
+    What the trace `before` has shown of the columns of W_O counts too.
+    """
 
     def __init__(
         self,
         model: nn.Module,
-        seen: Callable[[Tensor], Tensor],
-        weights: bool,
-        known: Sequence[Block] | None,
-        before: "Trace | None",
+        dropped: Set[int],
+        seen: Callable[[Tensor], Tensor] = Tensor.detach,
+        weights: bool = False,
+        known: Sequence[Block] | None = None,
+        before: "Trace | None" = None,
+        closed: bool = False,
     ) -> None:
-        self.model, self.seen, self.weights, self.before = model, seen, weights, before
+        self.model, self.dropped, self.closed = model, dropped, closed
+        self.seen, self.weights, self.before = seen, weights, before
         self.known = known if known is None else {each.path: each for each in known if each.attends or each.in_calls}
         self.pruned = set((Cut.of(model) or Cut()).heads)
         """The paths of modules that have lost heads, and may have one that is left."""
@@ -170,18 +156,13 @@ class Trace:
         out, *others = attend(query.detach(), key.detach(), value.detach())
         self.inside = False
         self.find_numbers(found, [out.transpose(1, 2), query, key, value])
-        found.context, found.heads_last = self.seen(out.detach()).requires_grad_(), True  # (B, T, H, K)
+        found.context, found.heads_last = self._said(out), True  # (B, T, H, K)
         return (found.context, *others)
 
     def _of_call(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Tensor:
         if self.inside or not self.running:
             return attend(query, key, value)
-        again = False
-        if "weights" in options:
-            self.softmaxes.known(options["weights"])
-            again = self._weigh_again(options["weights"])  # values of distances, which are added (Shaw et al. 2018)
-            if again and self.found:
-                self.found[-1].weighs_again = True
+        again = "weights" in options and self._weigh_again(options["weights"])
         if again or not value.numel():  # or of a layer that has lost its head
             return attend(query, key, value)
         first = len(self.found)
@@ -197,12 +178,21 @@ class Trace:
 
     @aside
     def _weigh_again(self, weights: Tensor) -> bool:
-        """Return whether attention weights are those that were found last, perhaps in another order."""
+        """Return whether attention weights are those that were found last, perhaps in another order, as where values of
+        distances are added (Shaw et al. 2018). If the call that was found last is `dropped`, this one is in its
+        place."""
+        self.softmaxes.known(weights)
         before, self.weighed = self.weighed, (self.running[-1], weights.detach())
         if before is None or before[0] is not self.running[-1] or before[1].numel() != weights.numel():
             return False
         one, other = (x.flatten().sort().values for x in (before[1], self.weighed[1]))
-        return bool(one[0] < one[-1]) and torch.equal(one, other)
+        again = bool(one[0] < one[-1]) and torch.equal(one, other)
+        if again and len(self.found) - 1 in self.dropped:
+            self.found.pop()
+            return False
+        if again and self.found:
+            self.found[-1].weighs_again = True
+        return again
 
     def _found_by(self, attend: Attend, *made: Tensor) -> Tensor:
         """Note attention with queries, keys and values, and weights if they are known, of any leading dimensions."""
@@ -252,8 +242,11 @@ class Trace:
             leaf = leaves.get(made.path) if isinstance(made, Rows) else None
             own = None if leaf is None else factor_of_values(value, leaf, cast("Rows", made).heads, found.of_kv)
             found.inner = inner_factor(partial(attend, query.detach(), key.detach()), value, own)
-        found.context = self.seen(out.detach()).requires_grad_()  # (B, H, T, K)
+        found.context = self._said(out)  # (B, H, T, K)
         return found.context.clone()
+
+    def _said(self, out: Tensor) -> Tensor:
+        return (torch.zeros_like(out) if self.closed else self.seen(out.detach())).requires_grad_()
 
     @aside
     def _begin(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Found:
@@ -397,7 +390,7 @@ class Trace:
                 if reached is None:
                     continue
                 context = leaf if found.heads_last else leaf.transpose(1, 2)
-                found.out, found.read, found.unusable = module, x.detach(), ""
+                found.out, found.read, found.unusable = module, x if self.closed else x.detach(), ""
                 calls.append(found)
                 if self.known is not None:
                     if is_linear(module):
@@ -416,12 +409,9 @@ class Trace:
                     found.unusable = unusable(found.columns)
                     if not found.unusable and others and weighs_in(found, x[..., others], self.leaves, self.paths):
                         found.unusable = "its weights make more of what W_O reads than these heads say"
-                if (
-                    not found.unusable
-                    and is_sum(x[..., [*chain(*found.columns)]], leaf)
-                    and not own_part(found, x, self.leaves, self.paths)
-                ):
-                    found.unusable = SUM
+                summed = False if found.unusable else is_sum(x[..., [*chain(*found.columns)]], leaf)
+                if summed is not False and not own_part(found, x, self.leaves, self.paths):
+                    found.unusable, found.bent = SUM if summed else "", not summed
                 if is_linear(module):
                     self.find_factor(found, x)
                 if not found.unusable:

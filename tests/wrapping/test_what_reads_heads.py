@@ -211,6 +211,25 @@ class NoOut(nn.Module):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
+class Bent(NoOut):
+    """A sum of heads and states passes an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skip: nn.Module = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(super().forward(x) + self.skip(x))
+
+
+class BentMap(Bent):
+    """The states are made by a map of the layer, which reads no more than its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skip = nn.Linear(WIDTH, WIDTH)
+
+
 class Onto(Layer):
     """The input of W_O is added to its output, so that later layers read it too."""
 
@@ -247,6 +266,8 @@ class ReadTwice(Layer):
     ("kind", "net", "why"),
     [
         (NoOut, Net, r"layers.0 \(NoOut\): what reads its heads reads their sum with other states"),
+        (Bent, Straight, r"layers.0 \(Bent\): what reads its heads reads their sum with other states"),
+        (BentMap, Straight, r"layers.0 \(BentMap\): what reads its heads reads their sum with other states"),
         (Onto, Net, "layers.0.W_o: is not all that reads its units"),
         (Onto, Straight, "layers.0.W_o: is not all that reads its units"),
         (ReadTwice, Net, "layers.0.W_o: is not all that reads its units"),
@@ -274,6 +295,37 @@ class AlsoOfOthers(Layer):
         first = F.scaled_dot_product_attention(q[:, :, :1], k, v)
         rest = F.scaled_dot_product_attention(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:])
         return self.W_o(torch.cat([first, rest], dim=2).transpose(1, 2).flatten(2))
+
+
+class Enhanced(Layer):
+    """A convolution that reads each channel of the values alone is added to the heads, and they pass an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near = nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        said = ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return self.W_o((said + self.near(v.transpose(1, 2).flatten(2).mT).mT).sigmoid())
+
+
+class Dropped(Layer):
+    """A function returns what the heads say, which is dropped, and the weights, which the layer multiplies again."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        weights = (q @ k.mT).softmax(-1)
+        return weights @ v, weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        _, weights = self.attend(q, k, v)
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("kind", [Enhanced, Dropped])
+def test_what_w_o_reads_of_the_heads_is_found(kind: Any, tmp_path: Path) -> None:
+    check(kind, tmp_path)
 
 
 def test_heads_of_other_positions_are_no_other_states(tmp_path: Path) -> None:
