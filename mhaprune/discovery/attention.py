@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhaprune.discovery.found import completed, refuse_sums
+from mhaprune.discovery.found import CALLED_FOR_OTHERS, completed, refuse_sums
 from mhaprune.discovery.hints import nothing_found, why_uncut
 from mhaprune.discovery.layouts import above, handed_on, probe
 from mhaprune.discovery.loops import joined
@@ -44,6 +44,8 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
     holders = holders_of(trace)
     for found in trace.found:
         path = trace.paths[found.module]
+        if found.out in trace.of_others and not found.unusable:
+            found.unusable = CALLED_FOR_OTHERS.format(trace.paths[found.out])
         if found.out is None or found.unusable:
             trace.overlooked[path] = trace.overlooked.get(path) or found.unusable
             continue

@@ -17,6 +17,7 @@ from mhaprune.hooks.pytree import is_linear
 
 UNREAD = "no linear module that is called reads what its heads say"
 SUM = "what reads its heads reads their sum with other states, so that no gate closes them alone (is there no W_O?)"
+CALLED_FOR_OTHERS = "its W_O, {}, is called for other states too, which a gate of a head would close with it"
 MIXED = (
     "its heads are mixed before the first linear module that reads them, so they cannot be gated one by one (a norm"
     " over all heads, or a W_O that is no linear module?)"
@@ -86,6 +87,21 @@ def reads_elsewhere(found: Found, x: Any) -> bool:
     (reached,) = torch.autograd.grad(x.sum(), found.context, retain_graph=True, allow_unused=True)
     heads = x[..., [*chain(*found.columns)]]
     return reached is not None and not is_sum(heads, found.context, constant=False)
+
+
+def of_heads_alone(x: Any, found: Sequence[Found]) -> bool:
+    """Return whether the input x of a linear module, (*lead, W), holds at all positions nothing but 0 or what these
+    heads say."""
+    contexts = [each.context for each in found if each.context is not None]
+    if not contexts or not isinstance(x, Tensor) or not x.requires_grad:
+        return False
+    u = torch.ones_like(x, requires_grad=True)
+    slopes = torch.autograd.grad(x, contexts, u, create_graph=True, allow_unused=True)
+    moved = [(slope * drawn(c)).sum() for slope, c in zip(slopes, contexts, strict=True) if slope is not None]
+    if not moved:
+        return False
+    (change,) = torch.autograd.grad(torch.stack(moved).sum(), u, retain_graph=True)  # of x, if all heads change
+    return not bool((x.detach().any(dim=-1) & ~change.any(dim=-1)).any())
 
 
 def refuse_sums(found: Sequence[Found], closed: Sequence[Found], states: Sequence[Tensor]) -> None:

@@ -139,6 +139,9 @@ def columns_of_heads(
     are `known`. `leaf` holds the outputs of the heads, (B, H, T, K), or (B, T, H, K) if `heads_last`. The second value
     is as in `rows_of_heads`."""
     H, K = leaf.shape[2 if heads_last else 1], leaf.shape[-1]
+    said = leaf.detach() if heads_last else leaf.detach().transpose(1, 2)
+    if x.shape[-1] == H * K and torch.equal(x.detach().flatten(), said.flatten()):
+        return neighbours(x.shape[-1], H), True
     of_head: list[set[int]] = [{*each} for each in known] if len(known) == H else [set() for _ in range(H)]
     other, weights = (0, 1, 3) if heads_last else (0, 2, 3), drawn(x[..., 0]) + 0.5  # sums are alike after a norm
     for column in range(x.shape[-1]):

@@ -19,7 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.discovery.found import INFERENCE, NO_GRAD, SUM, Found, own_part, reads_elsewhere, unusable, weighs_in
+from mhaprune.discovery.found import (
+    INFERENCE,
+    NO_GRAD,
+    SUM,
+    Found,
+    of_heads_alone,
+    own_part,
+    reads_elsewhere,
+    unusable,
+    weighs_in,
+)
 from mhaprune.discovery.layouts import NOTHING, columns_of_heads, reached, rows_of_heads, rows_read, without_repeats
 from mhaprune.discovery.leading import folded, leading
 from mhaprune.discovery.loops import of_call, together
@@ -75,6 +85,8 @@ class Trace:
         """The paths of modules that attend in another way, each with the reason why it is not usable, or no text."""
         self.beside: dict[str, None] = {}
         """The paths of maps that read what attention weights make beside the heads that were found."""
+        self.of_others: dict[nn.Module, None] = {}
+        """The linear modules that are called for other states than heads."""
         self.softmaxes = Softmaxes(self._where)
         self.paths = {module: path for path, module in model.named_modules()}
         self.running: list[nn.Module] = []
@@ -380,6 +392,7 @@ class Trace:
         layer = self.model.get_submodule(self.paths[module].rpartition(".")[0])
         if isinstance(layer, MultiHeadAttention) and layer.out_proj is module:
             self._own(layer, module)
+            return
         if not torch.is_grad_enabled():
             return
         calls = []
@@ -389,19 +402,16 @@ class Trace:
                 (reached,) = torch.autograd.grad(x.sum(), leaf, retain_graph=True, allow_unused=True)
                 if reached is None:
                     continue
-                context = leaf if found.heads_last else leaf.transpose(1, 2)
                 found.out, found.read, found.unusable = module, x if self.closed else x.detach(), ""
                 calls.append(found)
+                if is_linear(module):
+                    self.find_factor(found, x)
                 if self.known is not None:
-                    if is_linear(module):
-                        self.find_factor(found, x)
                     continue
                 if self.running[-1] is not module:
                     found.unusable = "the weight of its W_O is handed to a function, the module must be called"
                 elif not is_linear(module):
                     found.unusable = f"its W_O is a {type(module).__name__}, must be a linear module, or 1×1"
-                elif x.numel() == context.numel() and torch.equal(x.detach().flatten(), context.detach().flatten()):
-                    found.columns = neighbours(x.shape[-1], found.heads)
                 else:
                     found.columns, whole = columns_of_heads(x, leaf, found.heads_last, self._known_columns(found))
                     self.whole = self.whole and whole
@@ -412,11 +422,8 @@ class Trace:
                 summed = False if found.unusable else is_sum(x[..., [*chain(*found.columns)]], leaf)
                 if summed is not False and not own_part(found, x, self.leaves, self.paths):
                     found.unusable, found.bent = SUM if summed else "", not summed
-                if is_linear(module):
-                    self.find_factor(found, x)
                 if not found.unusable:
-                    by_head = [x[..., list(columns)] for columns in found.columns]
-                    gated = torch.stack(by_head, dim=1)
+                    gated = torch.stack([x[..., list(columns)] for columns in found.columns], dim=1)
                     gates = self._sources("gate", gated, found.heads)
                     found.rows |= {name: rows for name, rows in gates.items() if rows != NOTHING}
                     self.find_numbers(found, [gated])
@@ -440,6 +447,9 @@ class Trace:
                 and weighs_in(found, x, self.leaves, self.paths)
             ):
                 self.beside[self.paths[module]] = None
+        mine = [each for each in self.found if each.out is module or module in each.also]
+        if self.known is None and self.running[-1] is module and not of_heads_alone(x, mine):
+            self.of_others[module] = None
         if len({found.module for found in calls}) == 1 < len(calls) and is_linear(module):
             together(calls, x, self.find_factor, self.find_numbers if self.known is None else None)
 

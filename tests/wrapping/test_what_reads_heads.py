@@ -2,6 +2,7 @@
 
 import copy
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,27 @@ class Onto(Layer):
         return said + self.W_o(said).relu()
 
 
+class Again(Layer):
+    """W_O is called again, for what it said or for the input of the layer, or it reads a state of a position more."""
+
+    how = "input"
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        said = ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        if self.how == "place":
+            return self.W_o(torch.cat([x[:, :1], said], dim=1))[:, 1:]
+        return self.W_o(x) + self.W_o(said) if self.how == "input" else self.W_o(self.W_o(said))
+
+
+class OfItself(Again):
+    how = "itself"
+
+
+class OneMore(Again):
+    how = "place"
+
+
 class Straight(Net):
     """A network without a stream: each layer reads what the one before it computes."""
 
@@ -268,6 +290,9 @@ class ReadTwice(Layer):
         (NoOut, Net, r"layers.0 \(NoOut\): what reads its heads reads their sum with other states"),
         (Bent, Straight, r"layers.0 \(Bent\): what reads its heads reads their sum with other states"),
         (BentMap, Straight, r"layers.0 \(BentMap\): what reads its heads reads their sum with other states"),
+        (Again, Net, "its W_O, layers.0.W_o, is called for other states too"),
+        (OfItself, Net, "its W_O, layers.0.W_o, is called for other states too"),
+        (OneMore, Net, "its W_O, layers.0.W_o, is called for other states too"),
         (Onto, Net, "layers.0.W_o: is not all that reads its units"),
         (Onto, Straight, "layers.0.W_o: is not all that reads its units"),
         (ReadTwice, Net, "layers.0.W_o: is not all that reads its units"),
@@ -342,6 +367,22 @@ def test_heads_that_the_next_layer_reads_alone_are_gated_at_its_input() -> None:
         assert apart(gated, silent) < 1e-9
     with pytest.raises(ValueError, match="can be gated, not removed"):
         heads.prune(mask={0: [0]})
+
+
+class AllPlaces(Net):
+    """The last map reads all positions side by side, and there is no W_O."""
+
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__(layer)
+        self.end = nn.Linear(7 * WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.layers[0](self.embed(x[:, :7])).flatten(1))
+
+
+def test_heads_that_a_map_reads_at_all_positions_have_columns_at_each() -> None:
+    heads = wrapped(made(NoOut, AllPlaces).double())
+    assert heads.subject.blocks[0].columns[1] == tuple(n for n in range(7 * WIDTH) if n % WIDTH // K == 1)
 
 
 class Beside(Layer):
