@@ -49,6 +49,14 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(each)
 
 
+def of_equal_sizes(one: Any, other: Any) -> tuple[Any, Any]:
+    """Return the tensors in two outputs of a model that have the same size in both: attention weights have another one
+    where heads are gone. Outputs of which none has are returned as they are."""
+    pairs = [*zip(tensors_in(one), tensors_in(other), strict=False)]
+    alike = [pair for pair in pairs if pair[0].shape == pair[1].shape]
+    return (one, other) if len(alike) in (0, len(pairs)) else ([a for a, _ in alike], [b for _, b in alike])
+
+
 def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """Return nested mappings, lists and tuples with every tensor changed."""
     if isinstance(value, Tensor):

@@ -24,7 +24,7 @@ from mhaprune.hooks.gating import hooked
 from mhaprune.hooks.pytree import mapped, tensors_in
 from mhaprune.measure.outcomes import MAX_DIFFERENCE, relative_difference
 from mhaprune.subjects.gated_model import GatedModel
-from mhaprune.surgery.copying import alone, as_double, in_double
+from mhaprune.surgery.copying import as_double, in_double
 
 
 class AllInDouble(TorchFunctionMode):
@@ -202,9 +202,7 @@ def gross_difference(subject: GatedModel, smaller: GatedModel, batch: Any, mask:
     """Return the `relative_difference` of the outputs of a model with the heads of a mask closed and without them, in
     its own precision; 0 for one that may be rounding."""
     with precisions(subject) as seen:
-        masked = subject.outputs(batch, mask.gates(subject.device))
-    with alone(smaller.module, subject.module):
-        removed = smaller.outputs(batch)
+        masked, removed = subject.beside(smaller, batch, mask)
     alike = float((masked - removed).abs().max()) <= rounding(masked, max(seen, key=eps))
     return 0.0 if alike else relative_difference(masked, removed)
 

@@ -21,7 +21,7 @@ from mhaprune.hooks.attention_calls import Window, attention_weights
 from mhaprune.hooks.blocks import Block, Unsupported, effective_weight, grid_of, weight_of
 from mhaprune.hooks.eval_mode import at_rest
 from mhaprune.hooks.gating import head_by_head, hooked
-from mhaprune.hooks.pytree import precise
+from mhaprune.hooks.pytree import of_equal_sizes, precise
 from mhaprune.hooks.replay import Replay, find_maps, recorders, walk
 from mhaprune.measure.outcomes import joined, relative_difference
 from mhaprune.progress import track
@@ -170,6 +170,17 @@ class GatedModel(ABC):
         batch = self.placed(batch)
         return self.real_outputs(self.run_gated(batch, gates), batch)
 
+    def beside(
+        self, smaller: Self, batch: Batch, mask: HeadMask, original: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the outputs with the heads of a mask closed, and those of a model without them, `of_equal_sizes`. No
+        part of this model, or of an `original` of both, may run in it."""
+        batch = self.placed(batch)
+        masked = self.run_gated(batch, mask.gates(self.device))
+        with alone(smaller.module, self.module), alone(smaller.module, original or self.module):
+            alike = of_equal_sizes(masked, smaller.run_gated(batch))
+        return self.real_outputs(alike[0], batch), smaller.real_outputs(alike[1], batch)
+
     def head_outputs(self, batch: Batch) -> dict[BlockId, Tensor]:
         return {name: torch.cat(parts, dim=2) for name, parts in self.contexts(batch).items()}
 
@@ -281,10 +292,7 @@ class GatedModel(ABC):
 
         @torch.no_grad()
         def difference(mask: HeadMask) -> float:
-            smaller = precise.without(mask, shared=True)
-            with alone(smaller.module, self.module), alone(smaller.module, precise.module):
-                removed = smaller.outputs(batch)
-            return relative_difference(precise.outputs(batch, mask.gates(precise.device)), removed)
+            return relative_difference(*precise.beside(precise.without(mask, shared=True), batch, mask, self.module))
 
         return difference
 

@@ -11,7 +11,7 @@ from torch.optim import AdamW, Optimizer
 
 from mhaprune.attention.gates import GateConfig
 from mhaprune.hooks.eval_mode import switched_off
-from mhaprune.hooks.pytree import precise
+from mhaprune.hooks.pytree import of_equal_sizes, precise
 from mhaprune.losses import Drift
 from mhaprune.subjects.batches import Batches
 from mhaprune.training.loop import Descent
@@ -44,7 +44,7 @@ class PlainTraining(Descent):
             own = model.judge(said, batch).loss.mean()
         logits = getattr(said, "logits", None)
         if logits is None or logits.dim() not in (2, 3) or logits.shape[-1] == 1:
-            ours, theirs = model.real_outputs(said, batch), model.real_outputs(taught, batch)
+            ours, theirs = (model.real_outputs(each, batch) for each in of_equal_sizes(said, taught))
             return (1 - share) * own + share * (ours - theirs).square().mean() / theirs.square().mean()
         real: Any = ...
         if said.logits.dim() == 3:

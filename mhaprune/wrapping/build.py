@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -348,6 +349,7 @@ def with_removal(subject: Any, proof: BlockProof | None, proven: Proofs) -> tupl
     blocks = [replace(block, hollow=each) for block, each in zip(subject.blocks, hollow, strict=True)]
     subject = subject.changed(blocks=tuple(blocks)) if any(hollow) else subject
     difference, stuck = prove_removal(proof, subject, subject.prove)
+    tries: list[tuple[float, dict[BlockId, str]]] = []
     for look in LOOKS:
         failed = {name for name in stuck if not (block := subject.by_name[name]).why_not and block.kind == "head"}
         if not failed:
@@ -355,8 +357,16 @@ def with_removal(subject: Any, proof: BlockProof | None, proven: Proofs) -> tupl
         blocks = [look(subject.module, block) if name in failed else block for name, block in subject.by_name.items()]
         looked = subject.changed(blocks=tuple(blocks))
         again, left = prove_removal(proof, looked, subject.prove)
+        tries.append((again, left))
         if len(left) < len(stuck):
             subject, difference, stuck = looked, again, left
+    for name, reason in stuck.items():
+        more: list[tuple[float, str]] = [
+            (far, left[name]) for far, left in reversed(tries) if left.get(name, reason) != reason
+        ]
+        if more:  # that which came nearest, or else the last
+            nearest = min(more, key=lambda each: math.inf if math.isnan(each[0]) else each[0])[1]
+            stuck[name] = f"{reason}; with its sizes read in other ways: {nearest}"
     if any(subject.by_name[name].flat for name in stuck):  # then at least those of one W_O of each module
         first = {block.path: block.out for block in reversed(subject.blocks)}
         why = "its module computes other heads too, whose sizes cannot be told from these"

@@ -1,5 +1,6 @@
 """Attention as others write it: by any product, in any order of dimensions, with sizes named in any way."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mhaprune_literature.attention import Confidence
-from support.own_layers import HEADS, WIDTH, Layer, Net, apart, by_head, check, check_refit, closed, made, wrapped
+from support.own_layers import (
+    GONE,
+    HEADS,
+    WIDTH,
+    Layer,
+    Net,
+    apart,
+    batches,
+    by_head,
+    call,
+    check,
+    check_refit,
+    closed,
+    made,
+    wrapped,
+)
 
 K = WIDTH // HEADS
 
@@ -373,6 +389,65 @@ class Padded(ByChannel):
 @pytest.mark.parametrize("kind", [ByView, Padded])
 def test_what_a_layer_names_in_its_own_way_is_cut(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
+
+
+class WithMaps(Layer):
+    """It returns its attention weights too."""
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = by_head(self, x)
+        weights = (q @ k.mT).softmax(-1)
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2)), weights
+
+
+class Shown(Net):
+    """It returns the logits and the attention weights of all layers, side by side or as one tensor."""
+
+    stacked = False
+
+    def forward(self, x: Tensor) -> Any:
+        y, maps = self.embed(x), []
+        for layer in self.layers:
+            more, weights = layer(y)
+            y, maps = y + more, [*maps, weights]
+        return {"logits": self.end(y.mean(1)), "maps": torch.stack(maps) if self.stacked else maps}
+
+
+def test_attention_weights_beside_the_answer_have_fewer_heads_in_a_smaller_model() -> None:
+    model = made(WithMaps, Shown).double()
+    heads = wrapped(model, choose=batches(3))
+    small = heads.prune(mask=GONE, distil=batches(4), minutes=0.01)
+    assert [len(x[0]) for x in call(small, batches()[0])["maps"]] == [2, 3]
+    said = call(heads.prune(mask=GONE), batches()[0])["logits"]
+    shut = closed(model, ["layers.0.W_o", "layers.1.W_o"])
+    torch.testing.assert_close(said, call(shut, batches()[0])["logits"], atol=1e-9, rtol=0)
+
+
+class OfHeads(Layer):
+    """Its number of heads has a name that other things have too, and a view fits any number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = self.num_heads
+        del self.num_heads
+
+    def forward(self, x: Tensor) -> Any:
+        B, T, _ = x.shape
+        q, k, v = (f(x).reshape(B, T, self.heads, -1).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        weights = (q @ k.mT).softmax(-1)
+        return self.W_o((weights @ v).transpose(1, 2).reshape(B, T, -1)), weights
+
+
+class Stacked(Shown):
+    stacked = True
+
+
+def test_the_reason_names_the_first_reading_of_sizes_and_the_nearest_other_one() -> None:
+    model = made(OfHeads, Stacked).double()
+    assert re.search(
+        r"none removable: masked and removed differ by .*; with its sizes read in other ways: .*equal size",
+        repr(wrapped(model)),
+    )
 
 
 class ByPosition(Layer):
