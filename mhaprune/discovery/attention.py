@@ -95,7 +95,9 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
         blocks[place] = replace(blocks[place], why_not=blocks[place].why_not or reason)
     for place, block in blocks.items():
         if made := next((path for path, _ in block.numbers + block.numbers_of_keys if made_in_calls(call, path)), ""):
-            blocks[place] = replace(block, why_not=block.why_not or f"{made} is made in calls, for all its heads")
+            blocks[place] = replace(
+                block, why_not=block.why_not or f"{made} is made in calls or by eval(), for all its heads"
+            )
         alike = next(each for each in blocks.values() if each.path == block.path)
         if block.flat and block.head_dim != alike.head_dim:
             blocks[place] = replace(block, why_not=block.why_not or f"{alike.out} reads heads of another width there")

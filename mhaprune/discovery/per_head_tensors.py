@@ -8,6 +8,7 @@ Dimensions: B = batch, H = heads, T = queries, K = head_dim.
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -113,16 +114,19 @@ def with_running(model: nn.Module, name: str, dim: int) -> list[tuple[str, int]]
 
 
 def made_in_calls(call: ModelCall, path: str) -> bool:
-    """Return whether a call makes a tensor of a module, by its path, anew if it is missing or too small, as slopes of
-    so many heads: then a later call may make it for the heads that are left."""
+    """Return whether a call, or `train` of the module itself, makes a tensor of a module, by its path, anew if
+    it is missing or too small, as slopes of so many heads: then it may be made of numbers of all heads again."""
     owner, _, name = path.rpartition(".")
     module = call.model.get_submodule(owner)
-    held = getattr(module, name)
-    for less in () if isinstance(held, nn.Parameter) else (None, held.new_empty([0] * held.dim())):
+    held, made_by = getattr(module, name), list[Callable[[], Any]]([call.first])
+    if type(module).train is not nn.Module.train:
+        made_by.append(lambda: module.train(module.training))
+    tries = product((None, held.new_empty([0] * held.dim())), made_by)
+    for less, make in () if isinstance(held, nn.Parameter) else tries:
         setattr(module, name, less)
         try:
             with suppress(Exception), call.at_rest():  # of a model that may be anybody's
-                call.first()
+                make()
             if isinstance(now := getattr(module, name), Tensor) and now.numel():
                 return True
         finally:

@@ -31,6 +31,9 @@ def check_call(call: ModelCall) -> None:
                 f"model: runs on a batch and not on one example alone ({reason}), so what it says of an example depends"
                 " on the others, and no score is one of an example"
             )
+        own = [each for each in call.model.modules() if each.training and type(each).train is not nn.Module.train]
+        if own:  # in evaluation, other code of theirs may need what only their `train` makes
+            reason += f"; call model.eval() first, {type(own[0]).__name__} has a train() of its own"
         raise ValueError(
             f"score: the model cannot be called with these batches ({reason}); dicts are given by name, tuples without"
             " their last part; call= names another way"

@@ -317,9 +317,45 @@ class SlopesIfAny(SlopesOfLayer):
 
 def test_tensors_are_cut_that_a_layer_has_not_those_that_a_call_makes() -> None:
     heads = wrapped(made(Slopes))
-    assert repr(heads).endswith("none removable: layers.0: layers.0.slopes is made in calls, for all its heads")
+    assert repr(heads).endswith(
+        "none removable: layers.0: layers.0.slopes is made in calls or by eval(), for all its heads"
+    )
     for model in (made(SlopesOfLayer), made(SlopesIfAny)):
         assert apart(wrapped(model).prune(mask=GONE), closed(model, ["layers.0.W_o", "layers.1.W_o"])) < 1e-5
+
+
+class Cached(Layer):
+    """In evaluation it uses biases of positions that `eval` has made of a parameter, as LeViT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.biases = nn.Parameter(torch.zeros(HEADS, 12))
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        if mode:
+            del self.made
+        else:
+            places = torch.arange(12)
+            self.made = self.biases[:, (places[:, None] - places).abs()]
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = by_head(self, x)
+        T = x.shape[1]
+        weights = (q @ k.mT + self.made[:, :T, :T]).softmax(-1)
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_what_eval_makes_of_a_parameter_is_not_cut_without_it() -> None:
+    model = made(Cached).double().eval()
+    assert repr(wrapped(model)).endswith(
+        "none removable: layers.0: layers.0.made is made in calls or by eval(), for all its heads"
+    )
+    with pytest.raises(
+        ValueError, match="no attribute 'made'.*call model.eval.. first, Cached has a train.. of its own"
+    ):
+        wrapped(model.train())
 
 
 def test_what_a_call_keeps_in_a_layer_is_cut_and_left_as_it_was() -> None:
