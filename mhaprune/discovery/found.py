@@ -86,7 +86,7 @@ def reads_elsewhere(found: Found, x: Any) -> bool:
         return False
     (reached,) = torch.autograd.grad(x.sum(), found.context, retain_graph=True, allow_unused=True)
     heads = x[..., [*chain(*found.columns)]]
-    return reached is not None and not is_sum(heads, found.context, constant=False)
+    return reached is not None and not is_sum(heads, [found.context], constant=False)
 
 
 def of_heads_alone(x: Any, found: Sequence[Found]) -> bool:

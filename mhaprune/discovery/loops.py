@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mhaprune.discovery.found import MIXED, Found
 from mhaprune.discovery.layouts import drawn
+from mhaprune.discovery.per_head_tensors import is_sum
 from mhaprune.hooks.blocks import Block, Rows, Source, Unsupported
 
 OTHER_ORDER = "its heads are computed by several calls of attention, in another order than that in which W_O reads them"
@@ -34,8 +35,11 @@ def together(
     columns = [each for found in calls for each in found.columns]
     if len({*chain(*columns)}) < sum(map(len, columns)):  # the same heads at other positions, or mixed ones
         if find_numbers is not None and _meet(calls, x):
+            summed = len({found.columns for found in calls}) == 1 and _of_same_heads(calls, x)
             for found in calls:
-                found.unusable = MIXED
+                found.unusable = "" if summed else MIXED
+            if summed:
+                find_numbers(first, [torch.stack([x[..., list(each)] for each in first.columns], dim=1)])
         return
     if any(found.unusable for found in calls) or columns != sorted(columns) or len({*map(len, columns)}) != 1:
         return
@@ -55,6 +59,20 @@ def together(
     for found, (begin, end) in zip(calls, pairwise(ends), strict=True):
         found.numbers, found.inputs, found.gated = whole.numbers, whole.inputs, whole.gated
         found.rows |= {name: replace(rows, heads=rows.heads[begin:end]) for name, rows in more.items()}
+
+
+def _of_same_heads(calls: Sequence[Found], x: Tensor) -> bool:
+    """Return whether W_O reads in x the sum of what the heads say in several calls, each with weights of its own, and
+    nothing else. The first call gets the rows that make the queries, keys and values of all."""
+    first, *others = calls
+    contexts = [found.context for found in calls if found.context is not None]
+    if is_sum(x[..., [*chain(*first.columns)]], contexts) is not False:
+        return False
+    for found in others:
+        for name, rows in found.rows.items():
+            if isinstance(rows, Rows) and rows not in first.rows.values():
+                first.rows[f"{name} of {rows.path}, again"] = rows
+    return True
 
 
 def _meet(calls: Sequence[Found], x: Tensor) -> bool:

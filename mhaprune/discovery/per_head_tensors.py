@@ -163,18 +163,22 @@ def inner_factor(said: Callable[[Tensor], Tensor], value: Tensor, own: Tensor | 
     return factor - rounded.where(rounded.abs() < ROUNDED, 0)  # the weights of a softmax sum to 1, but for rounding
 
 
-def is_sum(x: Tensor, context: Tensor, constant: bool = True) -> bool | None:
-    """Return whether x, the input of a linear module, is the outputs of heads, `context`, plus states that differ
-    between positions, as a residual stream: then no gate at x closes the heads alone. If not `constant`, what is the
-    same at all positions counts too. None behind a norm or an activation, whose derivatives say nothing about sums."""
+def is_sum(x: Tensor, contexts: Sequence[Tensor], constant: bool = True) -> bool | None:
+    """Return whether x, the input of a linear module, is the outputs of heads, `contexts` of one call or several, plus
+    states that differ between positions, as a residual stream: then no gate at x closes the heads alone. If not
+    `constant`, what is the same at all positions counts too. None behind a norm or an activation, whose derivatives
+    say nothing about sums."""
     if not x.numel():
         return False
     u = torch.ones_like(x, requires_grad=True)
-    grad = partial(torch.autograd.grad, retain_graph=True, allow_unused=True)
-    (slope,) = grad(x, context, grad_outputs=u, create_graph=True)
-    if slope.requires_grad and any(each is not None for each in grad(slope.sum(), [context])):
+    slopes = torch.autograd.grad(x, contexts, grad_outputs=u, create_graph=True)
+    bent = [
+        torch.autograd.grad(s.sum(), contexts, retain_graph=True, allow_unused=True) for s in slopes if s.requires_grad
+    ]
+    if any(each is not None for of_one in bent for each in of_one):
         return None
-    (of_heads,) = torch.autograd.grad((slope * context.detach()).sum(), u, retain_graph=True)
+    said = torch.stack([(slope * context.detach()).sum() for slope, context in zip(slopes, contexts, strict=True)])
+    (of_heads,) = torch.autograd.grad(said.sum(), u, retain_graph=True)
     rest = (x - of_heads).detach().flatten(0, -2)
     rest = rest[of_heads.flatten(0, -2).any(dim=-1)]  # x may hold other heads at other positions
     return differs(rest if constant and len(rest) > 1 else torch.cat((torch.zeros_like(rest[:1]), rest)), x)

@@ -419,7 +419,7 @@ class Trace:
                     found.unusable = unusable(found.columns)
                     if not found.unusable and others and weighs_in(found, x[..., others], self.leaves, self.paths):
                         found.unusable = "its weights make more of what W_O reads than these heads say"
-                summed = False if found.unusable else is_sum(x[..., [*chain(*found.columns)]], leaf)
+                summed = False if found.unusable else is_sum(x[..., [*chain(*found.columns)]], [leaf])
                 if summed is not False and not own_part(found, x, self.leaves, self.paths):
                     found.unusable, found.bent = SUM if summed else "", not summed
                 if not found.unusable:

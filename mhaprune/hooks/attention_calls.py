@@ -9,21 +9,36 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from mhaprune.hooks.products import Factors
 from mhaprune.hooks.softmaxes import SOFTMAXES, fewer_keys
 from mhaprune.hooks.windows import opened, window_mask
 
 MAPS = {F.linear, F.conv1d, F.conv2d, torch.conv1d, torch.conv2d}
+
+
 Attend = Callable[[Tensor, Tensor, Tensor], Any]
 """The original attention, as a function of query, key and value."""
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
+class Made(NamedTuple):
+    """A matrix product that may become attention weights: its factors are queries and keys."""
+
+    both: int
+    """The number of leading dimensions that both factors have."""
+    lead: tuple[int, ...]
+    query: Tensor
+    key: Tensor
 
 
 class AttentionCalls(TorchFunctionMode):
@@ -39,9 +54,10 @@ class AttentionCalls(TorchFunctionMode):
     def __init__(self, through: Callable[[Attend, Tensor, Tensor, Tensor, dict[str, Any]], Any]) -> None:
         super().__init__()
         self.through = through
-        self.products: dict[tuple[int, ...], tuple[tuple[int, ...], Tensor, Tensor]] = {}
-        """The leading dimensions and the two factors of each recent matrix product, by its size and last two
-        dimensions. If the product becomes attention weights, its factors are queries and keys."""
+        self.products: dict[tuple[int, ...], Made] = {}
+        """The recent matrix products, by their size and last two dimensions."""
+        self.made = WeakIdKeyDictionary()
+        """For each tensor that was made number by number of products, these, by their sizes."""
         self.shares: Callable[[], Tensor | None] = lambda: None
         """The result of the last softmax, or what was made of it number by number, perhaps without the last keys."""
         self.sunk = False
@@ -58,21 +74,35 @@ class AttentionCalls(TorchFunctionMode):
             self._follow(func, [*args, *kwargs.values()], said)
             return said
         for swapped in () if factors.added is not None or not self.products else (False, True):
-            weights, value, back = factors.arranged("first", swapped)
-            if (size := _size(weights.shape)) not in self.products:
+            weights, value, back, _ = factors.arranged("first", swapped)
+            given = factors.other if swapped else factors.one
+            known: dict[tuple[int, ...], Made] = self.made.get(given, self.products)
+            if (size := _size(weights.shape)) not in known and size not in self.products:
                 continue
-            of_softmax = (factors.other if swapped else factors.one) is self.shares() and factors.sums_last(swapped)
-            if options := _weights(weights, of_softmax, self.sunk):
-                return back(self._weighted(weights, value, options, *self.products[size])).contiguous()
+            if options := _weights(weights, given is self.shares() and factors.sums_last(swapped), self.sunk):
+                made = known.get(size) or self.products[size]
+                return back(self._weighted(weights, value, options, made)).contiguous()
+        of_sizes: dict[tuple[int, ...], Made] = {}
         for swapped in (True, False):
-            first, second, _ = factors.arranged("product", swapped)
+            first, second, _, both = factors.arranged("product", swapped)
             lead = torch.broadcast_shapes(first.shape[:-2], second.shape[:-2])
             shape = (*lead, first.shape[-2], second.shape[-1])
-            self.products[_size(shape)] = lead, first, second.mT
-        return func(*args, **kwargs)
+            of_sizes[_size(shape)] = Made(both, lead, first, second.mT)
+        self.products |= of_sizes
+        product = func(*args, **kwargs)
+        self.made[product] = of_sizes
+        return product
 
     def _follow(self, func: Any, given: Sequence[Any], said: Any) -> None:
-        """Note what becomes of the result of a softmax. A linear map of it mixes heads."""
+        """Note what becomes of products, and of the result of a softmax. A linear map of it mixes heads."""
+        if isinstance(said, Tensor) and said not in self.made:
+            made = [
+                self.made[x] for x in given if isinstance(x, Tensor) and x.numel() == said.numel() and x in self.made
+            ]
+            if made:  # of a sum with a product of positions, that which has queries and keys of each example and head
+                sizes = dict.fromkeys(chain(*made))
+                best = partial(max, key=lambda each: each.both)
+                self.made[said] = {size: best(each[size] for each in made if size in each) for size in sizes}
         last = self.shares()
         if func in SOFTMAXES:
             self.shares, self.sunk = weakref.ref(said), False
@@ -81,8 +111,8 @@ class AttentionCalls(TorchFunctionMode):
             if fewer or said.numel() == last.numel():
                 self.shares, self.sunk = weakref.ref(said), self.sunk or fewer
 
-    def _weighted(self, weights: Tensor, value: Tensor, options: Any, lead: Sequence[int], *made: Tensor) -> Tensor:
-        query, key = (_led(x, lead, weights.shape[:-2]) for x in made)
+    def _weighted(self, weights: Tensor, value: Tensor, options: Any, made: Made) -> Tensor:
+        query, key = (_led(x, made.lead, weights.shape[:-2]) for x in (made.query, made.key))
         said: Tensor = self.through(lambda q, k, v: weights @ v, query, key, value, options)
         return said
 
@@ -118,7 +148,8 @@ def _weights(scores: Tensor, of_softmax: bool, sunk: bool) -> dict[str, Tensor]:
         return {}
     factor = first if alike else sums
     shares = (scores / factor.where(factor != 0, 1).to(scores)).nan_to_num()
-    return {"weights": shares, "sums": factor.to(seen)} if bool((shares >= 0).all()) else {}
+    known = of_softmax or bool((shares >= 0).all())  # differences of two softmaxes may be below 0 (Ye et al. 2025)
+    return {"weights": shares, "sums": factor.to(seen)} if known else {}
 
 
 @contextmanager

@@ -31,6 +31,8 @@ class Product(NamedTuple):
     second: Tensor
     back: Callable[[Tensor], Tensor]
     """Gives a product (*lead, T, U) the order of dimensions that the function returns."""
+    both: int
+    """The number of leading dimensions that both factors have."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ class Factors:
         second = _ordered(b, lb, [*lead, *summed, column]).flatten(len(lead), -2)
         now, single = [*lead, row, column], [n for n, there in ((-2, rows), (-1, columns)) if not there]
         left = [each for each in now if each not in (ROW, COLUMN)]
-        return Product(first, second, lambda x: x.squeeze(single).permute([left.index(each) for each in out]))
+        both = sum(each in lb and each in out for each in la)
+        return Product(first, second, lambda x: x.squeeze(single).permute([left.index(each) for each in out]), both)
 
 
 def _letters(equation: str, sizes: Sequence[int]) -> tuple[str, str, str] | None:

@@ -219,6 +219,11 @@ class GatedModel(ABC):
             if len(of_calls) < len(lengths[name]) and block.heads:
                 raise ValueError(f"needs attention weights, which {block.path} does not show; leave it out")
             for weights, length in zip(of_calls, lengths[name], strict=False):
+                if bool((weights < 0).any()):
+                    raise ValueError(
+                        f"needs attention weights, those of {block.path or 'the model'} are differences of two"
+                        " softmaxes, some below 0; leave it out"
+                    )
                 if block.heads and weights.shape[:3] != (len(batch), block.heads + bool(block.silent), length):
                     raise ValueError(
                         f"needs attention weights of whole examples, {block.path or 'the model'} computes others;"
