@@ -11,7 +11,21 @@ from torch.nn import functional as F
 
 import mhaprune
 from mhaprune_literature.attention import Confidence
-from support.own_layers import GONE, HEADS, WIDTH, Layer, Net, apart, by_head, check, closed, effect, made, wrapped
+from support.own_layers import (
+    GONE,
+    HEADS,
+    WIDTH,
+    Layer,
+    Net,
+    apart,
+    by_head,
+    call,
+    check,
+    closed,
+    effect,
+    made,
+    wrapped,
+)
 
 K = WIDTH // HEADS
 
@@ -152,6 +166,33 @@ class RelativeValues(Layer):
         return one + other
 
 
+class TwoWeights(Layer):
+    """Each head has weights of positions too, and adds what both say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_q2, self.W_k2 = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.share = nn.Parameter(torch.zeros(HEADS, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v, *more = (
+            f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for f in (self.W_q, self.W_k, self.W_v, self.W_q2, self.W_k2)
+        )
+        said = self.both((q @ k.mT).softmax(-1), (more[0] @ more[1].mT).softmax(-1), v)
+        return self.W_o(said.transpose(1, 2).flatten(2))
+
+    def both(self, one: Tensor, other: Tensor, v: Tensor) -> Tensor:
+        return one @ v + self.share * (other @ v)
+
+
+class Difference(TwoWeights):
+    """Differential attention (Ye et al. 2025): some weights are below 0."""
+
+    def both(self, one: Tensor, other: Tensor, v: Tensor) -> Tensor:
+        return (one - self.share * other) @ v
+
+
 class Pairs(Layer):
     """Each pair of positions has a key and a value of its own, as in graph transformers; heads and examples share a
     dimension."""
@@ -263,6 +304,8 @@ class Kept(Layer):
         OfInput,
         Relative,
         RelativeValues,
+        TwoWeights,
+        Difference,
         Pairs,
         OneQuery,
         Local,
@@ -271,6 +314,28 @@ class Kept(Layer):
 )
 def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
+
+
+class PlacesFirst(RelativeValues):
+    """Scores of distances, to which those of the keys are added."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = by_head(self, x)
+        places = torch.arange(x.shape[1])
+        scores = torch.einsum("bhid,ijd->bhij", q, self.far[places[:, None] - places + 12]) + q @ k.mT
+        return self.W_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_keys_are_told_from_places_also_where_there_are_as_many_of_these_as_heads() -> None:
+    model = made(PlacesFirst)
+    batch = {"x": torch.randint(20, (3, HEADS)), "labels": torch.tensor([0, 1, 2])}
+    heads = mhaprune.wrap(model, mhaprune.losses.classification, score=[batch], call=call)
+    assert repr(heads).endswith("all removable")
+
+
+def test_weights_below_zero_are_none_to_look_at() -> None:
+    with pytest.raises(ValueError, match="needs attention weights, those of layers.0 are differences of two softmaxes"):
+        wrapped(made(Difference)).score(Confidence())
 
 
 @pytest.mark.parametrize("kind", [TwoValues, Blocks, OwnValues])
