@@ -110,6 +110,9 @@ def with_more_counts(model: nn.Module, block: Block, words: Sequence[str]) -> Bl
         if within(block.out, path):
             break
         path, up = path.rpartition(".")[0], f"..{up}"
+    for inner, part in attention.named_modules():  # those that make a part of what the layer reads
+        if inner and not type(part).__module__.startswith("torch."):
+            names += [f"{inner}:{name}" for name in vars(part) if any(word in name for word in MORE_COUNTS[0])]
     of_config = (*COUNTS, "num_key_value_heads", "n_query_groups")
     config = [f"config.{name}" for name in of_config] if hasattr(attention, "config") else []
     return replace(block, counts=(*block.counts, *names, *config))
@@ -119,6 +122,8 @@ def _left(module: nn.Module, name: str, block: Block, keep: Sequence[int]) -> in
     """Return what an attribute that counts heads, or their keys and values, is later; None for another number."""
     of_heads, of_keys = counted(block, keep)
     value = _number(module, name)
+    if value is not None and _of_part(name) and value * len(set(block.of_kv)) == block.heads:
+        return None
     now = of_heads | of_keys if _counts_keys(name) else of_keys | of_heads
     return None if value is None else now.get(value)
 
@@ -146,6 +151,8 @@ def count_own_keys(model: nn.Module, block: Block) -> None:
     H, K, G = block.heads, block.head_dim, len(set(block.of_kv))
     for path, name in _named(block):
         value = _number(model.get_submodule(path), name)
+        if _of_part(name) and value is not None and value * G == H:
+            continue
         if value in (G, G * K) and (_counts_keys(name) or value not in (H, H * K)):
             place, _, last = name.rpartition(".")
             owner: Any = model.get_submodule(path)
@@ -159,9 +166,12 @@ def count_own_keys(model: nn.Module, block: Block) -> None:
 
 
 def _named(block: Block) -> Iterator[tuple[str, str]]:
-    """Yield the path of the module and the name of each attribute that a block says may count its heads."""
+    """Yield the path of the module and the name of each attribute that a block says may count its heads: `name` of its
+    own, `..name` of the module around it, `part:name` of one in it."""
     for name in block.counts:
-        path = block.path
+        path, inner = block.path, name.rpartition(":")[0]
+        if inner:
+            path, name = f"{path}.{inner}" if path else inner, name.rpartition(":")[2]
         while name.startswith(".."):
             path, name = path.rpartition(".")[0], name[2:]
         yield path, name
@@ -178,11 +188,17 @@ def _of_groups(
         if type(value) is not int:
             continue
         of_part = value * parts == heads and parts_left  # the heads of a part, which may be as many as the parts
-        if "kv" in name and value == parts and not (of_part and "rep" in name):
+        of_parts = "kv" in name or (of_part and "group" in name and name.startswith(("num_", "n_")))
+        if of_parts and value == parts and not (of_part and _of_part(name)):
             now[name] = parts_left
         elif any(word in name for word in ("rep", "group")) and of_part:
             now[name] = left // parts_left
     return now
+
+
+def _of_part(name: str) -> bool:
+    """Return whether an attribute says by its name how many heads share a part, and not how many parts there are."""
+    return "rep" in name or "per" in name
 
 
 def shares_its_bias(attention: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -198,32 +199,39 @@ def _shares_evenly(model: nn.Module, block: Block, keep: Sequence[int]) -> bool:
 
 def with_own_keys(model: Any, block: Block) -> Block:
     """Give each head of a layer keys and values of its own, copies of those that it shared, in place. Return the block
-    as it is then. Raises `Unsupported` if their rows do not stand side by side."""
-    H, G = block.heads, len(set(block.of_kv))
+    as it is then. Raises `Unsupported` if the rows of a group do not follow those of another."""
+    H, G, K = block.heads, len(set(block.of_kv)), 0
     made_by = list(block.made_by)
-    for n in range(len(made_by)):
-        if (source := made_by[n]).role in ROLES[1:]:
-            path, parts = source.rows.path, source.rows.heads
-            module, whole = model.get_submodule(path), sorted(row for part in parts for row in part)
-            start, every = whole[0], len(weight_of(module))
-            if whole != [*range(start, start + len(whole))]:
-                raise Unsupported(
-                    f"{path} makes the {source.role} of each group beside its queries, so single heads of a group"
-                    " cannot have keys and values of their own"
-                )
-            copies = [row for part in source.of for row in parts[part]]
-            rows = [*range(start), *copies, *(row for row in range(start, every) if row not in {*whole})]
-            resize(module, rows=rows)
-            more = len(copies) - len(whole)
-
-            def later(other: Source, path: str = path, start: int = start, more: int = more) -> Source:
-                moved = tuple(tuple(row + more * (row > start) for row in part) for part in other.rows.heads)
-                return replace(other, rows=replace(other.rows, heads=moved)) if other.rows.path == path else other
-
-            made_by = [other if m == n else later(other) for m, other in enumerate(made_by)]
-            K = len(parts[0])
-            own = tuple(tuple(range(start + h * K, start + (h + 1) * K)) for h in range(H))
-            made_by[n] = Source(Rows(path, own), tuple(range(H)), source.role)
+    for path in dict.fromkeys(source.rows.path for source in made_by if source.role in ROLES[1:]):
+        beside = [n for n, source in enumerate(made_by) if source.rows.path == path]
+        shared = [n for n in beside if made_by[n].role in ROLES[1:]]
+        # Keys or values alone; both of each group side by side; or the queries of a group with them.
+        ways = [[n] for n in shared], [shared], [beside]
+        way = next((way for way in ways if all(_by_group(block, made_by, n) for n in way)), None)
+        if way is None:
+            raise Unsupported(
+                f"{path} makes the keys and values of a group between rows of others, so single heads of a group cannot"
+                " have their own"
+            )
+        for together in way:
+            rows = _by_group(block, made_by, together)
+            of_head = [_of_head(made_by, together, h) for h in range(H)]
+            module, first, end = model.get_submodule(path), rows[0], rows[-1] + 1
+            copies, K = [row for each in of_head for row in each], len(made_by[shared[-1]].rows.heads[0])
+            resize(module, rows=[*range(first), *copies, *range(end, len(weight_of(module)))])
+            begins = accumulate(map(len, of_head), initial=first)
+            places = [
+                {row: begin + n for n, row in enumerate(each)} for begin, each in zip(begins, of_head, strict=False)
+            ]
+            for n in beside:
+                source = made_by[n]
+                if n in together:
+                    own = [tuple(at[row] for row in source.rows.heads[source.of[h]]) for h, at in enumerate(places)]
+                    made_by[n] = Source(Rows(path, tuple(own)), tuple(range(H)), source.role)
+                else:
+                    more = len(copies) - len(rows)
+                    moved = tuple(tuple(row + more * (row > first) for row in part) for part in source.rows.heads)
+                    made_by[n] = replace(source, rows=replace(source.rows, heads=moved))
     for path, dim in block.numbers_of_keys:
         keep_numbers(model, path, block.of_kv, dim, G)
     for holder in {model.get_submodule(path.rpartition(".")[0]) for path, _ in block.numbers_of_keys}:
@@ -231,6 +239,19 @@ def with_own_keys(model: Any, block: Block) -> Block:
             setattr(holder, name, value // G * H if type(value) is int and value in (G, G * K) else value)
     count_own_keys(model, block)
     return replace(block, made_by=tuple(made_by))
+
+
+def _of_head(made_by: Sequence[Source], together: Sequence[int], h: int) -> list[int]:
+    return sorted(row for n in together for row in made_by[n].rows.heads[made_by[n].of[h]])
+
+
+def _by_group(block: Block, made_by: Sequence[Source], together: Sequence[int]) -> list[int]:
+    """Return the rows of these sources, if those of one key-value group follow those of another; else none."""
+    of_groups = [[h for h in range(block.heads) if block.of_kv[h] == g] for g in dict.fromkeys(block.of_kv)]
+    rows = [
+        row for heads in of_groups for row in sorted({row for h in heads for row in _of_head(made_by, together, h)})
+    ]
+    return rows if rows == [*range(rows[0], rows[0] + len(rows))] else []
 
 
 def _numbers(model: nn.Module, block: Block) -> Iterator[tuple[str, int, Sequence[int]]]:

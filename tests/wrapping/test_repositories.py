@@ -275,6 +275,64 @@ class QueryGroups(Local):
     name = "n_query_groups"
 
 
+class SideBySide(Layer):
+    """One map makes the key and the value of a group side by side, and a group has two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_key_value_heads = 2
+        self.kv = nn.Linear(WIDTH, 2 * 2 * K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.W_q(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        k, v = self.kv(x).unflatten(-1, (self.num_key_value_heads, 2, K)).permute(3, 0, 2, 1, 4)
+        k, v = (y.repeat_interleave(self.num_heads // self.num_key_value_heads, dim=1) for y in (k, v))
+        return self.W_o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class WithQueries(Layer):
+    """The queries of a group stand before its key and its value, as in the larger Falcons."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_kv_heads, self.qkv = 2, nn.Linear(WIDTH, WIDTH + 2 * 2 * K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        of_group = self.num_heads // self.num_kv_heads
+        made = self.qkv(x).unflatten(-1, (self.num_kv_heads, of_group + 2, K)).permute(3, 0, 2, 1, 4)
+        q = made[:-2].permute(1, 2, 0, 3, 4).flatten(1, 2)
+        k, v = (y.repeat_interleave(of_group, dim=1) for y in made[-2:])
+        return self.W_o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Near(nn.Module):
+    """A part of a layer that counts its heads too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.weight = HEADS, nn.Embedding(2, HEADS)
+
+    def forward(self, T: int) -> Tensor:
+        places = torch.arange(T) // 2
+        return self.weight((places[:, None] == places).long()).movedim(-1, 0).reshape(self.num_heads, T, T)
+
+
+class AsManyGroups(Layer):
+    """There are as many groups as heads of a group, and both are counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_groups, self.heads_per_group, self.near = 2, 2, Near()
+        self.W_k, self.W_v = nn.Linear(WIDTH, 2 * K), nn.Linear(WIDTH, 2 * K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        sizes = self.num_groups, self.heads_per_group
+        q = self.W_q(x).unflatten(-1, (*sizes, K)).permute(0, 2, 3, 1, 4)
+        k, v = (f(x).unflatten(-1, (self.num_groups, 1, K)).permute(0, 2, 3, 1, 4) for f in (self.W_k, self.W_v))
+        scores = q @ k.mT + self.near(x.shape[1]).unflatten(0, sizes)
+        return self.W_o((scores.softmax(-1) @ v).permute(0, 3, 1, 2, 4).flatten(2))
+
+
 class Kept(Layer):
     """Keys and values are written into tensors that are plain attributes, and a table into a buffer that is not saved.
     What T5 calls its bias is none here."""
@@ -310,6 +368,9 @@ class Kept(Layer):
         OneQuery,
         Local,
         QueryGroups,
+        SideBySide,
+        WithQueries,
+        AsManyGroups,
     ],
 )
 def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
