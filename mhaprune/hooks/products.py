@@ -55,6 +55,9 @@ class Factors:
             factors = [*factors[0]] if len(factors) == 1 and isinstance(factors[0], list | tuple) else factors
             letters = _letters(equation, [x.dim() for x in factors]) if isinstance(equation, str) else None
             return cls(factors[0], factors[1], letters) if letters else None
+        if function is torch.tensordot:
+            one, other, *dims = [*arguments, *(named[name] for name in ("b", "dims") if name in named)]
+            return cls._summed(one, other, dims[0] if dims else 2)
         if function is F.linear and least == 2:
             x, weight, *bias = [*arguments, *(named[name] for name in ("input", "weight", "bias") if name in named)]
             lead = ascii_letters[: x.dim() - 1]
@@ -68,6 +71,18 @@ class Factors:
         lead = ascii_letters[: max(one.dim(), other.dim()) - 2]
         mine, theirs = (lead[len(lead) - x.dim() + 2 :] for x in (one, other))
         return cls(one, other, (f"{mine}XY", f"{theirs}YZ", f"{lead}XZ"), given[0] if function in ADDED else None)
+
+    @classmethod
+    def _summed(cls, one: Tensor, other: Tensor, dims: Any) -> Factors | None:
+        """Return the factors of `torch.tensordot`, which sums over some `dims` of both, or over so many."""
+        of_one, of_other = (range(one.dim() - dims, one.dim()), range(dims)) if isinstance(dims, int) else dims
+        if not len(of_one) or isinstance(dims, Tensor):
+            return None
+        mine, theirs = list(ascii_letters[: one.dim()]), list(ascii_letters[one.dim() : one.dim() + other.dim()])
+        for n, m in zip(of_one, of_other, strict=True):
+            theirs[m] = mine[n]
+        out = [each for each in mine if each not in theirs] + [each for each in theirs if each not in mine]
+        return cls(one, other, ("".join(mine), "".join(theirs), "".join(out)))
 
     def sums_last(self, swapped: bool) -> bool:
         """Return whether the last dimension of the first factor, or of the other one if `swapped`, is summed over."""

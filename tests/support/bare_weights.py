@@ -102,6 +102,16 @@ class Broadcast(ByHead):
         return x[:, None] @ weight
 
 
+class Summed(ByHead):
+    """Sums over named dimensions, or over the last two and the first two."""
+
+    def made(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.tensordot(x, weight, dims=([-1], [1])).movedim(2, 1)
+
+    def joined(self, said: Tensor) -> Tensor:
+        return torch.tensordot(said.transpose(1, 2), self.W_O) + self.b_O
+
+
 class Rearranged(ByHead):
     """As TransformerLens computes."""
 

@@ -35,6 +35,7 @@ from support.bare_weights import (
     Reversed,
     Stacked,
     StackedOnce,
+    Summed,
     Unbound,
     WidthFirst,
     WithLinear,
@@ -44,7 +45,7 @@ from support.own_layers import GONE, HEADS, WIDTH, Net, apart, batches, called, 
 from support.sizes import slow
 
 KINDS = [
-    *(Matrices, OwnLinear, Rearranged, Grouped, Partly, Packed, BiasAgain, StackedOnce, ByFunction, Gated),
+    *(Matrices, OwnLinear, Rearranged, Grouped, Partly, Packed, BiasAgain, StackedOnce, ByFunction, Gated, Summed),
     *slow(
         ByEinsum,
         ByAddmm,
