@@ -43,6 +43,8 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
     noted = Cut.of(model) or Cut()
     holders = holders_of(trace)
     for found in trace.found:
+        if found.part:
+            continue
         path = trace.paths[found.module]
         if found.out in trace.of_others and not found.unusable:
             found.unusable = CALLED_FOR_OTHERS.format(trace.paths[found.out])
@@ -69,6 +71,7 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
             found.columns,
             made_by,
             names=heads,
+            attends=not found.of_parts,
             numbers=tuple(found.numbers),
             numbers_of_keys=tuple(found.numbers_of_keys),
             inputs=tuple(found.inputs),

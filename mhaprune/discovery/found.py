@@ -67,6 +67,10 @@ class Found:
     """True if its attention weights weigh other values too."""
     gated: bool = False
     """True if the layer has learned the factor."""
+    of_parts: bool = False
+    """True if several calls say parts of its heads, which are added."""
+    part: bool = False
+    """True if it is one of these, but the first."""
     beside: bool = False
     """True if its W_O reads the heads of an earlier call of attention at the same time."""
     bent: bool = False

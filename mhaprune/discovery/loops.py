@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, product
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,12 @@ def together(
     find_factor: Callable[[Found, Tensor, Sequence[Found]], None],
     find_numbers: Callable[[Found, Sequence[Tensor]], None] | None,
 ) -> None:
-    """Find the factors of the heads of several `calls` in one module, whose heads one W_O reads in its input x in their
-    order, and the tensors that hold a part for each of them. The first call gets the factors of all, each call the
-    tensors of all. The functions are those of a `Trace`."""
+    """Join several `calls` in one module, or in its parts, whose heads one W_O reads in its input x.
+
+    They may say parts of the same heads, which are added. Else, if W_O reads the heads of all calls in their order, the
+    first call gets the factors of all, and each call the tensors that hold a part for each of them. The functions are
+    those of a `Trace`.
+    """
     first, *others = calls
     for found in others:
         found.beside = True
@@ -38,8 +41,11 @@ def together(
             summed = len({found.columns for found in calls}) == 1 and _of_same_heads(calls, x)
             for found in calls:
                 found.unusable = "" if summed else MIXED
+                found.part, found.of_parts = summed and found is not first, summed
             if summed:
                 find_numbers(first, [torch.stack([x[..., list(each)] for each in first.columns], dim=1)])
+        return
+    if len({found.module for found in calls}) > 1:
         return
     if any(found.unusable for found in calls) or columns != sorted(columns) or len({*map(len, columns)}) != 1:
         return
@@ -76,11 +82,10 @@ def _of_same_heads(calls: Sequence[Found], x: Tensor) -> bool:
 
 
 def _meet(calls: Sequence[Found], x: Tensor) -> bool:
-    """Return whether several calls reach one column of x at one position, as behind a norm over all heads. Calls for
-    some of the positions each do not meet."""
-    place = x.flatten(0, -2)[0]
+    """Return whether several calls reach one column of x at one position, the first or the last, as behind a norm over
+    all heads. Calls for some of the positions each do not meet."""
     contexts = [found.context for found in calls if found.context is not None]
-    for columns in {tuple(chain(*found.columns)) for found in calls}:
+    for place, columns in product(x.flatten(0, -2)[[0, -1]], {tuple(chain(*found.columns)) for found in calls}):
         part = place[list(columns)]
         read = torch.autograd.grad((part * drawn(part)).sum(), contexts, retain_graph=True, allow_unused=True)
         if sum(each is not None and bool(each.any()) for each in read) > 1:

@@ -186,7 +186,8 @@ def is_sum(x: Tensor, contexts: Sequence[Tensor], constant: bool = True) -> bool
 
 def differs(states: Tensor, x: Tensor) -> bool:
     """Return whether states, (N, W), are not all the same, but for rounding in numbers as large as those of x."""
-    return not torch.allclose(states, states[:1].expand_as(states), atol=1e-5 * float(x.detach().abs().max()), rtol=0)
+    size = float(x.detach().abs().nan_to_num(0, 0, 0).max())
+    return not torch.allclose(states, states[:1].expand_as(states), atol=1e-5 * size, rtol=0, equal_nan=True)
 
 
 def learned_factor(

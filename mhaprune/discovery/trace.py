@@ -450,7 +450,8 @@ class Trace:
         mine = [each for each in self.found if each.out is module or module in each.also]
         if self.known is None and self.running[-1] is module and not of_heads_alone(x, mine):
             self.of_others[module] = None
-        if len({found.module for found in calls}) == 1 < len(calls) and is_linear(module):
+        inner = sorted((self.paths[found.module] for found in calls), key=len)
+        if len(calls) > 1 and is_linear(module) and all(within(path, inner[0]) for path in inner):
             together(calls, x, self.find_factor, self.find_numbers if self.known is None else None)
 
     def _known_columns(self, found: Found) -> Sequence[Sequence[int]]:

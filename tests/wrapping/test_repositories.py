@@ -394,9 +394,16 @@ def test_keys_are_told_from_places_also_where_there_are_as_many_of_these_as_head
     assert repr(heads).endswith("all removable")
 
 
-def test_weights_below_zero_are_none_to_look_at() -> None:
-    with pytest.raises(ValueError, match="needs attention weights, those of layers.0 are differences of two softmaxes"):
-        wrapped(made(Difference)).score(Confidence())
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Difference, "those of layers.0 are differences of two softmaxes"),
+        (TwoWeights, "which layers.0 does not compute"),
+    ],
+)
+def test_weights_that_are_not_those_of_heads_are_none_to_look_at(kind: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=f"needs attention weights, {why}"):
+        wrapped(made(kind)).score(Confidence())
 
 
 @pytest.mark.parametrize("kind", [TwoValues, Blocks, OwnValues])
