@@ -116,8 +116,9 @@ def recorders(model: nn.Module) -> Iterator[Callable[[Replay | None], None]]:
 
     with ExitStack() as stack:
         for module in model.modules():
-            for handle in (module.register_forward_pre_hook(enter), module.register_forward_hook(leave)):
-                stack.callback(handle.remove)
+            stack.callback(module.register_forward_pre_hook(enter).remove)
+            # Before the user's own hooks, which change a replayed output too.
+            stack.callback(module.register_forward_hook(leave, prepend=True).remove)
         yield record
 
 

@@ -40,7 +40,15 @@ class SharedNorm(Classifier):
         return {"logits": self.output(x.mean(dim=1))}
 
 
-@pytest.mark.parametrize("kind", [InPlace, SharedNorm])
+class Steered(Classifier):
+    """A hook of the user's changes what a module returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.feed_forward[0].register_forward_hook(lambda module, inputs, output: output.tanh() + 1)
+
+
+@pytest.mark.parametrize("kind", [InPlace, SharedNorm, Steered])
 def test_many_masks_at_once_lose_what_each_loses_alone(kind: type[Classifier]) -> None:
     """What was written to in place is computed again, and does not take what a later call returned."""
     heads = wrap(kind(), losses.classification, score=batches(2))
