@@ -144,7 +144,7 @@ class Batches(Data):
     @classmethod
     def extremes(cls, splits: Sequence[Batches]) -> Batches:
         """Return a batch of the largest size with the longest example of all splits, and the shortest one. Only if
-        these two cannot share a pass, the shortest one is apart."""
+        these two cannot share a pass, the shortest one is apart. If each is alone then, two that share one follow."""
         size = max(split.largest for split in splits)
         found = [
             (width, length, s, e)
@@ -160,6 +160,10 @@ class Batches(Data):
         if batch.fits(alone) and (of_shortest, shortest) != (of_longest, longest):
             batch = batch.select(torch.arange(min(len(batch), max(1, size - 1))))
         pieces = [batch] if (of_shortest, shortest) == (of_longest, longest) else [batch, alone]
+        if size > 1 and len(batch) == 1 and not (len(pieces) > 1 and batch.fits(alone)):
+            of_stacks = [(each, each.at[:, 0] == n) for each in splits for n in each.at[:, 0].unique()]
+            pairs = [each[there.nonzero().flatten()[:2]].whole for each, there in of_stacks if there.sum() > 1]
+            pieces += [max(pairs, key=lambda pair: pair.width)] if pairs else []
         return cls._grouped([(piece, 0) for piece in pieces], split.names, split.form, size)
 
     @classmethod

@@ -75,6 +75,11 @@ def test_a_batch_for_proofs_has_the_longest_and_the_shortest_example_of_all_spli
     assert parts == [[[1, 2, 3, 4, 5], [0, 2, 3, 4, 9], [0, 0, 0, 1, 2]], [[6, 7, 8]]]
     (together,) = Batches.extremes([Batches.of([wide], "score")]).batches(9)
     assert sorted(together.lengths().tolist()) == [2, 4, 5]
+    alone = [
+        Batches.of([each], "score") for each in (text([1, 2, 3, 4]), text([1, 2], [3, 4], [5, 6]), text([1, 2, 3]))
+    ]
+    parts = [batch.arguments()["input_ids"].tolist() for batch in Batches.extremes(alone).batches(9)]
+    assert parts == [[[1, 2, 3, 4]], [[1, 2], [1, 2], [3, 4]]], "two examples share a pass, as in the user's batches"
     single = Batches.extremes([Batches.of([text([1, 2]), text([1, 0])], "score")])
     assert [len(batch) for batch in single.batches(9)] == [1, 1], "no pass is larger than the user's batches"
 
