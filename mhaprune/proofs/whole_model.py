@@ -342,9 +342,16 @@ def _masks(subject: GatedModel, names: Sequence[BlockId], apart: bool) -> Iterat
         touched += copied
     yield everything.without(*gone), True
     yield everything.without(*every), apart
-    looped = [head for name, heads in of_block if subject.by_name[name].in_calls for head in heads[::-2]]
-    if looped:  # whose code may count from the last head
-        yield everything.without(*looped), False
+    more = [head for name, heads in of_block if subject.by_name[name].in_calls for head in heads[::-2]]  # counted back
+    grouped = {
+        kind: (of_kv, heads)
+        for kind, (name, heads) in zip(kinds, of_block, strict=True)
+        if 1 < len({*(of_kv := subject.by_name[name].of_kv)}) < len(heads) == len(of_kv)
+    }
+    for of_kv, heads in grouped.values():  # one head of each group, in one block of each class
+        more += [head for n, head in enumerate(heads) if of_kv[n] not in of_kv[:n] and head not in more]
+    if more:
+        yield everything.without(*more), False
 
 
 def _lost(heads: Sequence[HeadId], number: int) -> Sequence[HeadId]:

@@ -20,9 +20,9 @@ OWN_COUNTS = (*COUNTS, "h")
 """Those of modules, with that of the Annotated Transformer."""
 WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim")
 """Names of attributes that hold the width of all heads together."""
-MORE_COUNTS = (("head", "group"), ("head", "group", "embed", "hidden", "inner", "dim", "width"))
-"""Two lists of words. An attribute with one of them in its name may hold a number of heads, or their width. The first
-list is tried first."""
+MORE_COUNTS = (("head", "group"), ("head", "group", "embed", "hidden", "inner", "dim", "width"), ("",))
+"""Lists of words, tried in this order. An attribute with one of them in its name may hold a number of heads, or their
+width: at last any attribute."""
 WIDTHS_OF_ONE = ("head_dim", "head_width", "head_size", "dim_head")
 """Parts of names of attributes that hold the width of one head, which stays."""
 

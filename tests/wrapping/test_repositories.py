@@ -333,6 +333,37 @@ class AsManyGroups(Layer):
         return self.W_o((scores.softmax(-1) @ v).permute(0, 3, 1, 2, 4).flatten(2))
 
 
+class OtherNames(Layer):
+    """Heads and groups are counted by names of any kind, and queries are viewed as those of groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_q, self.n_kv = HEADS, 2
+        self.W_k, self.W_v = nn.Linear(WIDTH, 2 * K), nn.Linear(WIDTH, 2 * K)
+        del self.num_heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.W_q(x).unflatten(-1, (self.n_kv, self.n_q // self.n_kv, K))
+        k, v = (f(x).unflatten(-1, (self.n_kv, K)) for f in (self.W_k, self.W_v))
+        weights = torch.einsum("btghd,bsgd->bghts", q, k).softmax(-1)
+        return self.W_o(torch.einsum("bghts,bsgd->btghd", weights, v).flatten(2))
+
+
+class FoldedChannels(Layer):
+    """Heads are folded into the examples, beside channels that come before positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nh, self.qkv = HEADS, nn.Conv1d(WIDTH, 3 * WIDTH, 1)
+        del self.num_heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, _ = x.shape
+        q, k, v = self.qkv(x.mT).reshape(B * self.nh, 3 * K, T).split(K, 1)
+        said = v @ (q.mT @ k).softmax(-1).mT
+        return self.W_o(said.reshape(B, -1, T).mT)
+
+
 class Kept(Layer):
     """Keys and values are written into tensors that are plain attributes, and a table into a buffer that is not saved.
     What T5 calls its bias is none here."""
@@ -371,6 +402,8 @@ class Kept(Layer):
         SideBySide,
         WithQueries,
         AsManyGroups,
+        OtherNames,
+        FoldedChannels,
     ],
 )
 def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
