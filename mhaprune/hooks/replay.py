@@ -2,10 +2,11 @@
 
 A gate has no effect before the output projection of its block is called. Modules that finish before that call return
 the same whatever the gate is. So the outermost of these modules return their outputs of the open pass. The result is
-equal, bit for bit.
+equal, bit for bit. Modules that do more than return something are computed again: what they write to, such as an
+argument, a dictionary or an attribute, may be read later.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count, takewhile
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhaprune.hooks.eval_mode import at_rest
+from mhaprune.hooks.eval_mode import HELD, at_rest
 from mhaprune.hooks.pytree import features_dim, is_linear, tensors_in
 
 
@@ -35,6 +36,40 @@ class _Call:
         return self.versions == _versions(self.output)
 
 
+@dataclass
+class _Running:
+    """A call of a module that has begun: when, with what, and the state of what it may write to."""
+
+    begin: int
+    arguments: Any
+    versions: list[int]
+    before: Any
+    writes: bool = False
+    """True if it, or a module in it, has written to something but tensors that it was given."""
+
+
+def _written(module: nn.Module, arguments: Any) -> Any:
+    """Return what is another value after a call that writes to what its arguments hold, or to attributes of its
+    module."""
+    own = vars(module)
+    tensors = [value for value in own.values() if isinstance(value, Tensor)]
+    kept = [(name, _held(value)) for name, value in own.items() if name not in HELD]
+    return _held(arguments, 1), kept, _held(own["_buffers"]), _versions([tensors, own["_buffers"]])
+
+
+def _held(value: Any, depth: int = 0) -> Any:
+    """Return the identity of a value and of what it holds. Attributes of objects count up to a `depth`."""
+    if value is None or isinstance(value, int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return id(value), [(key, _held(each, depth)) for key, each in value.items()]
+    if isinstance(value, list | tuple):
+        return id(value), [_held(each, depth) for each in value]
+    if depth and hasattr(value, "__dict__") and not isinstance(value, nn.Module | Tensor):
+        return id(value), [(name, _held(each)) for name, each in vars(value).items()]
+    return id(value)
+
+
 _COMPUTE = object()
 """A mark for an output that must be computed again."""
 
@@ -52,23 +87,30 @@ class Replay:
         """The recorded calls, in the order in which they ended."""
         self.called: dict[str, int] = {}
         """The time of the first call of each output projection, counted in begins and ends of calls."""
-        self._clock, self._begun = count(), dict[nn.Module, list[int]]()
+        self._clock, self._running = count(), list[_Running]()
 
-    def enter(self, module: nn.Module) -> None:
+    def enter(self, module: nn.Module, arguments: Any) -> None:
         """Record that the call of a module begins."""
         now = next(self._clock)
-        self._begun.setdefault(module, []).append(now)
+        self._running.append(_Running(now, arguments, _versions(arguments), _written(module, arguments)))
         if module in self.outs:
             self.called.setdefault(self.outs[module], now)
 
     def leave(self, module: nn.Module, output: Any) -> None:
         """Record that the call of a module ends."""
-        begin = self._begun[module].pop()
+        run = self._running.pop()
+        if run.before != _written(module, run.arguments):
+            run.writes = True
+            for outer in self._running:
+                outer.writes = True
+        if run.writes or run.versions != _versions(run.arguments):  # a tensor may be one that an outer call has made
+            self.calls.append(_Call(module, run.begin, next(self._clock), None, None))
+            return
         # This call covers what ended in it after the last output projection.
-        uncovered = max([begin, *self.called.values()])
+        uncovered = max([run.begin, *self.called.values()])
         for call in takewhile(lambda call: call.end > uncovered, reversed(self.calls)):
             call.output = call.versions = None
-        self.calls.append(_Call(module, begin, next(self._clock), output, _versions(output)))
+        self.calls.append(_Call(module, run.begin, next(self._clock), output, _versions(output)))
 
     @contextmanager
     def until(self, outs: Sequence[str]) -> Iterator[None]:
@@ -106,9 +148,9 @@ def recorders(model: nn.Module) -> Iterator[Callable[[Replay | None], None]]:
         if now is not None:
             now.begin()
 
-    def enter(module: nn.Module, inputs: Any) -> None:
+    def enter(module: nn.Module, inputs: Any, named: Any) -> None:
         if now is not None:
-            now.enter(module)
+            now.enter(module, (inputs, named))
 
     def leave(module: nn.Module, inputs: Any, output: Any) -> None:
         if now is not None:
@@ -116,7 +158,7 @@ def recorders(model: nn.Module) -> Iterator[Callable[[Replay | None], None]]:
 
     with ExitStack() as stack:
         for module in model.modules():
-            stack.callback(module.register_forward_pre_hook(enter).remove)
+            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
             # Before the user's own hooks, which change a replayed output too.
             stack.callback(module.register_forward_hook(leave, prepend=True).remove)
         yield record

@@ -1,6 +1,7 @@
 """Passes that are computed in part: with many masks at once, and from map to map, against whole passes."""
 
 import copy
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -48,8 +49,43 @@ class Steered(Classifier):
         self.feed_forward[0].register_forward_hook(lambda module, inputs, output: output.tanh() + 1)
 
 
-@pytest.mark.parametrize("kind", [InPlace, SharedNorm, Steered])
-def test_many_masks_at_once_lose_what_each_loses_alone(kind: type[Classifier]) -> None:
+class Beside(nn.Module):
+    """It writes to a list that it is given, to its argument, or to an attribute, and returns nothing."""
+
+    def __init__(self, inner: nn.Module, what: str) -> None:
+        super().__init__()
+        self.inner, self.what, self.seen = inner, what, torch.zeros(())
+
+    def forward(self, x: Tensor, notes: list[Tensor]) -> None:
+        y = self.inner(x.relu())
+        if self.what == "list":
+            notes.append(y.mean(dim=(1, 2), keepdim=True))
+        elif self.what == "attribute":
+            self.seen = y.square().mean(dim=(1, 2))[:, None]
+        else:
+            x += y
+
+
+class Writes(Classifier):
+    """Modules that do more than return something: what a later one, or the model, reads is written by earlier ones."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.feed_forward = nn.ModuleList(Beside(each, what) for each in self.feed_forward)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        x, notes = self.embedding(input_ids), list[Tensor]()
+        for attention, forward in zip(self.attention, self.feed_forward, strict=True):
+            x = x + attention(x, x, x, key_padding_mask=attention_mask == 0)[0] + sum(notes)
+            forward(x, notes)
+        return {"logits": self.output(x.mean(dim=1)) + sum(each.seen for each in self.feed_forward)}
+
+
+WRITES = [partial(Writes, what) for what in ("list", "argument", "attribute")]
+
+
+@pytest.mark.parametrize("kind", [InPlace, SharedNorm, Steered, *WRITES])
+def test_many_masks_at_once_lose_what_each_loses_alone(kind: Callable[[], Classifier]) -> None:
     """What was written to in place is computed again, and does not take what a later call returned."""
     heads = wrap(kind(), losses.classification, score=batches(2))
     gates_MN = all_open(heads.subject, 1 + len(heads.grid))
