@@ -3,6 +3,8 @@
 import copy
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -50,16 +52,16 @@ class Steered(Classifier):
 
 
 class Beside(nn.Module):
-    """It writes to a list that it is given, to its argument, or to an attribute, and returns nothing."""
+    """It writes to a list in what it is given, to its argument, or to an attribute, and returns nothing."""
 
     def __init__(self, inner: nn.Module, what: str) -> None:
         super().__init__()
         self.inner, self.what, self.seen = inner, what, torch.zeros(())
 
-    def forward(self, x: Tensor, notes: list[Tensor]) -> None:
+    def forward(self, x: Tensor, given: Any) -> None:
         y = self.inner(x.relu())
         if self.what == "list":
-            notes.append(y.mean(dim=(1, 2), keepdim=True))
+            given.notes.append(y.mean(dim=(1, 2), keepdim=True))
         elif self.what == "attribute":
             self.seen = y.square().mean(dim=(1, 2))[:, None]
         else:
@@ -74,10 +76,12 @@ class Writes(Classifier):
         self.feed_forward = nn.ModuleList(Beside(each, what) for each in self.feed_forward)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        x, notes = self.embedding(input_ids), list[Tensor]()
+        x, given = self.embedding(input_ids), SimpleNamespace(notes=[])
+        for each in self.feed_forward:
+            each.seen = torch.zeros(())
         for attention, forward in zip(self.attention, self.feed_forward, strict=True):
-            x = x + attention(x, x, x, key_padding_mask=attention_mask == 0)[0] + sum(notes)
-            forward(x, notes)
+            x = x + attention(x, x, x, key_padding_mask=attention_mask == 0)[0] + sum(given.notes)
+            forward(x, given)
         return {"logits": self.output(x.mean(dim=1)) + sum(each.seen for each in self.feed_forward)}
 
 
