@@ -46,8 +46,8 @@ class BlockProof:
     """A proof that removal equals masking, for one attention module after the other, in float64.
 
     A module is given the inputs that it really got in a pass over a batch. The first module of each class gets those
-    of all examples, the others those of the longest and the shortest: what depends on the number of examples is code,
-    and they have the same. The rest of the model has the same weights
+    of all examples, and all those of the longest and the shortest: what depends on the number of examples is code, and
+    they have the same. The rest of the model has the same weights
     with and without the heads. The rest could still count heads, or read the weights that are gone. So the whole
     smaller model is also run, in its own precision, where only a gross difference can be seen. No copy of the model is
     made: the smaller one shares all weights that were not cut.
@@ -128,24 +128,31 @@ class BlockProof:
             raise Unsupported(f"{block.path}: no module that holds it is called; try prove='whole'")
         failures, found = [], float("nan")
         size = len(self.batches[number])
-        for place, only in ((place, only) for place in places for only in ([True, False] if ends else [False])):
-            given = self.given[number][place]
-            if only:
-                given = mapped(given, lambda x: x[[0, -1]] if x.dim() and len(x) == size > 2 else x)
-            try:
-                found = self._compared(smaller, gates_N, place, given)
-            except Exception as error:  # of a module that may be anybody's
-                failures.append(error)
+        for place in places:
+            parts = []
+            for only in ([True, False] if ends else [False, True]) if size > 2 else [False]:
+                given = self.given[number][place]
+                if only:
+                    given = mapped(given, lambda x: x[[0, -1]] if x.dim() and len(x) == size else x)
+                try:
+                    masked = self._outputs(self.subject, place, gates_N, given)
+                except Exception as error:  # of a module that may be anybody's, perhaps one for all examples
+                    failures += [] if only else [error]
+                    continue
+                try:
+                    removed = self._outputs(smaller, place, None, given)
+                    parts.append(largest([relative_difference(a, b) for a, b in zip(masked, removed, strict=True)]))
+                except Exception as error:
+                    failures.append(error)
+                    parts.append(float("nan"))
+                if ends:
+                    break
+            found = largest(parts) if parts else float("nan")
             if found <= MAX_DIFFERENCE:
                 return found
         if failures:  # the first, of the smallest module, says most
             raise failures[0]
         return found
-
-    def _compared(self, smaller: GatedModel, gates_N: Tensor, place: str, given: tuple[Any, Any]) -> float:
-        masked = self._outputs(self.subject, place, gates_N, given)
-        removed = self._outputs(smaller, place, None, given)
-        return largest([relative_difference(a, b) for a, b in zip(masked, removed, strict=True)])
 
     def _outputs(self, subject: GatedModel, place: str, gates_N: Tensor | None, given: tuple[Any, Any]) -> list[Tensor]:
         """Call a module in float64. Return what it returns first, after the outputs of every W_O in it."""

@@ -296,8 +296,7 @@ class Sizes(TorchFunctionMode):
             args = (x, dim, self._viewed([1, x.shape[dim]], [1, *sizes])[1:])
         elif func is Tensor.expand and len(args) > 1:
             sizes = args[1] if isinstance(args[1], tuple | list) else args[1:]
-            have = [1] * (len(sizes) - args[0].dim()) + [*args[0].shape]
-            args = (args[0], [now if self.now.get(n) == now else n for n, now in zip(sizes, have, strict=True)])
+            args = (args[0], self._expanded([1] * (len(sizes) - args[0].dim()) + [*args[0].shape], sizes))
         elif func in SPLITS and len(args) > 1:
             x, size, *dim = args
             if (dim[0] if dim else (kwargs or {}).get("dim", 0)) in (-1, x.dim() - 1):  # not along positions
@@ -345,10 +344,18 @@ class Sizes(TorchFunctionMode):
         old, new = self.heads, self.now[self.heads]
         if [*shape[2:]] == [*sizes[1:]] and any(shape[n] == new and sizes[0] == shape[1 - n] * old for n in (0, 1)):
             return [shape[0] * shape[1], *sizes[1:]]
-        if folded is None or [*shape[1:]] != [*sizes[2:]]:
+        if folded is None or [*shape[1:]] != [*sizes[2:]] or shape[0] % new:
             return None
-        places = [n for n in (folded, 1 - folded) if sizes[n] == old and new * sizes[1 - n] == shape[0]]
+        places = [n for n in (folded, 1 - folded) if sizes[n] == old and sizes[1 - n] in (-1, shape[0] // new)]
         return [*sizes[: places[0]], new, *sizes[places[0] + 1 :]] if places else None
+
+    def _expanded(self, have: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
+        """Return the sizes of an expansion. A size of 1 is that of one head that is left where heads stand, or if nothing
+        else is expanded; elsewhere there may be as many examples or positions as there were heads."""
+        alone = sum(n not in (-1, now) for n, now in zip(sizes, have, strict=True)) == 1 and have[-1] != 1
+        places = {n for n, now in enumerate(have) if now != 1 or alone or n in (1, len(have) - 3)}
+        pairs = enumerate(zip(sizes, have, strict=True))
+        return [now if self.now.get(n) == now and at in places else n for at, (n, now) in pairs]
 
     def _counted(self, shape: Sequence[int], sizes: Sequence[int], anywhere: bool = False) -> Sequence[int] | None:
         """Return the sizes of a view with the kept number of heads where they name that of all, as in a view of scores:

@@ -148,7 +148,7 @@ def understand(
     whole, model = model, converted(model)
     weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     tried = Batches.extremes([*splits.values()])
-    batch = tried.first(tried.rows(len(tried))).converted(weight.device, weight.dtype)
+    batch = next(tried.batches(len(tried))).converted(weight.device, weight.dtype)
     call_of_batch = ModelCall(model, batch, run)
     check_buffers(call_of_batch)
     model, (found, names, not_seen, alone) = _with_blocks(call_of_batch, blocks, units)

@@ -364,6 +364,31 @@ class FoldedChannels(Layer):
         return self.W_o(said.reshape(B, -1, T).mT)
 
 
+class ByLiterals(Layer):
+    """Heads are folded into the examples and taken apart by numbers in the code, which fit other numbers too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, _ = x.shape
+        maps = self.W_q, self.W_k, self.W_v
+        q, k, v = (f(x).view(B, T, 4, K).transpose(1, 2).reshape(-1, T, K) for f in maps)
+        said = ((q @ k.mT).softmax(-1) @ v).view(-1, 4, T, K)
+        return self.W_o(said.transpose(1, 2).reshape(-1, T, WIDTH))
+
+
+class Sinks(Layer):
+    """A learned number for each head takes a part of its weights, as in gpt-oss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sinks = nn.Parameter(torch.zeros(HEADS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = by_head(self, x)
+        sinks = self.sinks.reshape(1, -1, 1, 1).expand(len(x), -1, x.shape[1], 1)
+        weights = torch.cat([q @ k.mT, sinks], dim=-1).softmax(-1)[..., :-1]
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2))
+
+
 class Kept(Layer):
     """Keys and values are written into tensors that are plain attributes, and a table into a buffer that is not saved.
     What T5 calls its bias is none here."""
@@ -404,10 +429,21 @@ class Kept(Layer):
         AsManyGroups,
         OtherNames,
         FoldedChannels,
+        ByLiterals,
+        Sinks,
     ],
 )
 def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [ByLiterals, Sinks])
+def test_as_many_examples_and_positions_as_heads_are_no_heads(kind: Any) -> None:
+    model, gone = made(kind).double(), {0: [0, 1], 1: [0, 2, 3]}
+    small, shut = wrapped(model).prune(mask=gone), closed(model, ["layers.0.W_o", "layers.1.W_o"], gone)
+    for shape in ((2, 5), (2, HEADS), (HEADS, 7), (HEADS, HEADS), (1, 1), (3, 1)):
+        x = torch.randint(20, shape)
+        torch.testing.assert_close(small(x), shut(x), atol=1e-9, rtol=0)
 
 
 class PlacesFirst(RelativeValues):
