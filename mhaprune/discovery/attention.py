@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mhaprune.discovery.found import CALLED_FOR_OTHERS, completed, refuse_sums
+from mhaprune.discovery.found import CALLED_FOR_OTHERS, SUM, Found, completed, made_of
 from mhaprune.discovery.hints import nothing_found, why_uncut
 from mhaprune.discovery.layouts import above, handed_on, probe
 from mhaprune.discovery.loops import joined
-from mhaprune.discovery.per_head_tensors import made_in_calls
+from mhaprune.discovery.per_head_tensors import differs, made_in_calls
 from mhaprune.discovery.trace import Trace
 from mhaprune.hooks.blocks import ROLES, Block, Rows, Source, Unsupported, around, within
 from mhaprune.hooks.eval_mode import ModelCall
@@ -36,8 +38,11 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
         if trace.whole:
             break
     if any(found.bent for found in trace.found):
-        closed = traced(call, known=(), closed=True)
-        refuse_sums(trace.found, closed.found, [*(leaf for _, leaf in closed.leaves), *closed.followed.states])
+        closed = None
+        with suppress(Exception):  # of a model that may be anybody's, and never computes with heads that say nothing
+            closed = traced(call, known=(), closed=True)
+        if closed is not None and [each.module for each in closed.found] == [each.module for each in trace.found]:
+            refuse_sums(trace.found, closed)
     blocks: dict[str, Block] = {}
     scored_by: dict[str, set[str]] = {}
     noted = Cut.of(model) or Cut()
@@ -46,8 +51,9 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
         if found.part:
             continue
         path = trace.paths[found.module]
-        if found.out in trace.of_others and not found.unusable:
-            found.unusable = CALLED_FOR_OTHERS.format(trace.paths[found.out])
+        others = [module for module in (found.out, *found.also) if module in trace.of_others]
+        if others and not found.unusable:
+            found.unusable = CALLED_FOR_OTHERS.format(trace.paths[others[0]])
         if found.out is None or found.unusable:
             trace.overlooked[path] = trace.overlooked.get(path) or found.unusable
             continue
@@ -94,6 +100,11 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
             }
             calls = again.calls + (0 if found.beside else block.calls)
             blocks[place] = replace(again, calls=calls, **of_calls)
+    for block in [*blocks.values()]:  # layers that have one W_O, each with heads of its own
+        twice = [each for each in blocks.values() if each.out == block.out and {*each.columns} & {*block.columns}]
+        if len(twice) > 1:
+            trace.overlooked |= {each.path: CALLED_FOR_OTHERS.format(block.out) for each in twice}
+            blocks = {name: each for name, each in blocks.items() if each not in twice}
     for place, reason in handed_on(blocks, scored_by).items():
         blocks[place] = replace(blocks[place], why_not=blocks[place].why_not or reason)
     for place, block in blocks.items():
@@ -129,6 +140,29 @@ def traced(call: ModelCall, dropped: Set[int] = frozenset(), **how: Any) -> Trac
                 raise
     more = {n for n, found in enumerate(trace.found) if found.weighs_again and found.out is None} - dropped
     return traced(call, dropped | more, **how) if more else trace
+
+
+def refuse_sums(found: Sequence[Found], closed: Trace) -> None:
+    """Make the heads unusable that W_O reads in a sum with other states, behind a norm or an activation. Those are left
+    if all heads say 0, as in a trace of the same calls: more than biases times something, as behind a norm and a
+    gate."""
+    for each, silent in zip(found, closed.found, strict=True):
+        if each.bent and silent.read is not None and silent.out is not None:
+            layer = around(closed.paths[silent.module], closed.paths[silent.out])
+            left = silent.read[..., [*chain(*each.columns)]]
+            if made_of(left, closed.states) and not _of_biases(left, closed.followed.biases_in(layer)):
+                each.unusable = SUM
+
+
+def _of_biases(x: Tensor, biases: Sequence[Tensor]) -> bool:
+    """Return whether x is 0 where these biases are, and linear in them."""
+    u = torch.ones_like(x, requires_grad=True)
+    slopes = torch.autograd.grad(x, biases, u, create_graph=True, allow_unused=True) if biases else ()
+    parts = [(slope * bias.detach()).sum() for slope, bias in zip(slopes, biases, strict=True) if slope is not None]
+    if not parts:
+        return False
+    (of_biases,) = torch.autograd.grad(torch.stack(parts).sum(), u, retain_graph=True)
+    return not differs(torch.stack([x.detach().flatten(), of_biases.flatten()]), x)
 
 
 def factors_of_heads(call: ModelCall, blocks: Sequence[Block]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.discovery.layouts import Leaves, drawn, rows_of_heads, rows_read
-from mhaprune.discovery.per_head_tensors import differs, is_sum
+from mhaprune.discovery.per_head_tensors import is_sum
 from mhaprune.hooks.blocks import ROLES, Rows, within
 from mhaprune.hooks.pytree import is_linear
 
@@ -27,6 +27,9 @@ INFERENCE = (
     "runs under torch.inference_mode, in which nothing can be traced; if that is a decorator, take it away first:"
     " model.forward = type(model).forward.__wrapped__.__get__(model)"
 )
+
+
+Paths = Mapping[nn.Module, str]
 
 
 @dataclass(eq=False)
@@ -93,9 +96,9 @@ def reads_elsewhere(found: Found, x: Any) -> bool:
     return reached is not None and not is_sum(heads, [found.context], constant=False)
 
 
-def of_heads_alone(x: Any, found: Sequence[Found]) -> bool:
-    """Return whether the input x of a linear module, (*lead, W), holds at all positions nothing but 0 or what these
-    heads say."""
+def of_heads_alone(x: Any, found: Sequence[Found], states: Sequence[Tensor], leaves: Leaves, paths: Paths) -> bool:
+    """Return whether the input x of a linear module, (*lead, W), is at all positions what these heads say, or a
+    constant, which is made of no `states` of the model, or made of values of the heads."""
     contexts = [each.context for each in found if each.context is not None]
     if not contexts or not isinstance(x, Tensor) or not x.requires_grad:
         return False
@@ -105,43 +108,42 @@ def of_heads_alone(x: Any, found: Sequence[Found]) -> bool:
     if not moved:
         return False
     (change,) = torch.autograd.grad(torch.stack(moved).sum(), u, retain_graph=True)  # of x, if all heads change
-    return not bool((x.detach().any(dim=-1) & ~change.any(dim=-1)).any())
+    others = x[x.detach().any(dim=-1) & ~change.any(dim=-1)]
+    alone = not made_of(others, states)
+    return alone or any(each.columns and own_part(each, others[None], leaves, paths) for each in found)
 
 
-def refuse_sums(found: Sequence[Found], closed: Sequence[Found], states: Sequence[Tensor]) -> None:
-    """Make the heads unusable that W_O reads in a sum with other states, behind a norm or an activation: those are left
-    when all heads say 0, as in a trace of the same calls that found `closed`. They differ between positions or, if
-    there is but one, are made of other `states` of this trace."""
-    for each, silent in zip(found, closed, strict=True):
-        if each.bent and silent.read is not None:
-            left = silent.read[..., [*chain(*each.columns)]].flatten(0, -2)
-            if differs(left.detach(), silent.read) if len(left) > 1 else _made_of(left, states):
-                each.unusable = SUM
-
-
-def _made_of(x: Tensor, states: Sequence[Tensor]) -> bool:
+def made_of(x: Tensor, states: Sequence[Tensor]) -> bool:
+    """Return whether x depends on some of these states."""
     number = (x * (drawn(x) + 0.5)).sum()  # without weights, parts could cancel
     read = torch.autograd.grad(number, states, retain_graph=True, allow_unused=True) if x.requires_grad else ()
     return any(each is not None and bool(each.any()) for each in read)
 
 
-def own_part(found: Found, x: Tensor, leaves: Leaves, paths: Mapping[nn.Module, str]) -> bool:
-    """Return whether what is added to the heads is theirs, part by part: made by their own queries, keys or values, or
-    by a convolution of the layer that reads each channel alone, as of the values."""
+def own_part(found: Found, x: Tensor, leaves: Leaves, paths: Paths) -> bool:
+    """Return whether what is added to the heads is theirs, part by part: made by their own queries, keys or values, by
+    others that their weights weigh too, or by a convolution of the layer that reads each channel alone, as of the
+    values."""
     made, _ = rows_of_heads(torch.stack([x[..., list(each)] for each in found.columns], 1), leaves, paths)
-    modules = {paths[module]: module for module, _ in leaves}
+    modules: dict[str, Any] = {paths[module]: module for module, _ in leaves}
     own: dict[str, set[int]] = {}
-    for rows in found.rows.values():
-        if isinstance(rows, Rows):
+    for name, rows in found.rows.items():
+        if isinstance(rows, Rows) and name.startswith(ROLES):
             own.setdefault(rows.path, set()).update(*rows.heads)
     return not isinstance(made, str) and all(
         own.get(rows.path, set()).issuperset(chain(*rows.heads))
-        or (getattr(modules[rows.path], "groups", 1) > 1 and within(rows.path, paths[found.module]))
+        or (
+            (
+                found.weighs_again
+                or getattr(modules[rows.path], "groups", 1) == getattr(modules[rows.path], "out_channels", 0)
+            )
+            and within(rows.path, paths[found.module])
+        )
         for rows in made
     )
 
 
-def weighs_in(found: Found, x: Tensor, leaves: Leaves, paths: Mapping[nn.Module, str]) -> bool:
+def weighs_in(found: Found, x: Tensor, leaves: Leaves, paths: Paths) -> bool:
     """Return whether a tensor is made by the queries or keys of these heads, and not by their outputs alone."""
     own = {
         (rows.path, row)

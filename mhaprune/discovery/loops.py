@@ -38,7 +38,8 @@ def together(
     columns = [each for found in calls for each in found.columns]
     if len({*chain(*columns)}) < sum(map(len, columns)):  # the same heads at other positions, or mixed ones
         if find_numbers is not None and _meet(calls, x):
-            summed = len({found.columns for found in calls}) == 1 and _of_same_heads(calls, x)
+            alike = len({found.columns for found in calls}) == 1 and first.heads > 1  # else they are heads of a loop
+            summed = alike and _of_same_heads(calls, x)
             for found in calls:
                 found.unusable = "" if summed else MIXED
                 found.part, found.of_parts = summed and found is not first, summed
@@ -72,8 +73,9 @@ def _of_same_heads(calls: Sequence[Found], x: Tensor) -> bool:
     nothing else. The first call gets the rows that make the queries, keys and values of all."""
     first, *others = calls
     contexts = [found.context for found in calls if found.context is not None]
-    if is_sum(x[..., [*chain(*first.columns)]], contexts) is not False:
+    if summed := is_sum(x[..., [*chain(*first.columns)]], contexts):
         return False
+    first.bent = summed is None
     for found in others:
         for name, rows in found.rows.items():
             if isinstance(rows, Rows) and rows not in first.rows.values():

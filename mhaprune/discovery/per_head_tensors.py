@@ -8,14 +8,15 @@ Dimensions: B = batch, H = heads, T = queries, K = head_dim.
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mhaprune.discovery.layouts import drawn
+from mhaprune.hooks.blocks import within
 from mhaprune.hooks.eval_mode import ModelCall
+from mhaprune.surgery.copying import copied
 
 RUNNING = ("running_mean", "running_var")
 """The buffers of a norm over the batch, which take no gradients; they go with its weight."""
@@ -33,6 +34,8 @@ class Followed:
         """Replaces the numbers of small parameters during the call; None to leave them."""
         self.stored: dict[str, Tensor] = {}
         """The parameters, buffers and other tensors of modules, by their path."""
+        self.tables: list[Tensor] = []
+        """The weights of embeddings."""
         self._given: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         """Arguments and their copies with a gradient, by identity and version."""
 
@@ -55,6 +58,7 @@ class Followed:
                 tensor = tensor.detach().requires_grad_().clone()  # which the model may write to
                 setattr(module, name, tensor)
             self.stored[f"{path}.{name}" if path else name] = tensor
+            self.tables += [tensor] if isinstance(module, nn.Embedding) else []
 
     def given(self, x: Any) -> Any:
         """Return an argument of a module. A tensor that could have a dimension of heads is returned with a gradient."""
@@ -64,8 +68,12 @@ class Followed:
 
     @property
     def states(self) -> list[Tensor]:
-        """The arguments that were returned with a gradient, and tables, as of embeddings."""
-        return [*(copy for _, copy in self._given.values()), *(x for x in self.stored.values() if x.dim() == 2)]
+        """The arguments that were returned with a gradient, and tables of embeddings."""
+        return [*(copy for _, copy in self._given.values()), *self.tables]
+
+    def biases_in(self, path: str) -> list[Tensor]:
+        """Return the biases, as of norms, of a module."""
+        return [x for name, x in self.stored.items() if name.endswith(("bias", "beta")) and within(name, path)]
 
 
 def dimensions_of_heads(
@@ -118,15 +126,19 @@ def made_in_calls(call: ModelCall, path: str) -> bool:
     it is missing or too small, as slopes of so many heads: then it may be made of numbers of all heads again."""
     owner, _, name = path.rpartition(".")
     module = call.model.get_submodule(owner)
-    held, made_by = getattr(module, name), list[Callable[[], Any]]([call.first])
-    if type(module).train is not nn.Module.train:
-        made_by.append(lambda: module.train(module.training))
-    tries = product((None, held.new_empty([0] * held.dim())), made_by)
-    for less, make in () if isinstance(held, nn.Parameter) else tries:
+    held = getattr(module, name)
+    for less in () if isinstance(held, nn.Parameter) else (None, held.new_empty([0] * held.dim())):
+        if type(module).train is not nn.Module.train:
+            twin = copied(module)  # it may do more, such as merge weights
+            setattr(twin, name, less)
+            with suppress(Exception):
+                twin.train(module.training)
+            if isinstance(now := getattr(twin, name, None), Tensor) and now.numel():
+                return True
         setattr(module, name, less)
         try:
             with suppress(Exception), call.at_rest():  # of a model that may be anybody's
-                make()
+                call.first()
             if isinstance(now := getattr(module, name), Tensor) and now.numel():
                 return True
         finally:

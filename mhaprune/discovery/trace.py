@@ -448,11 +448,17 @@ class Trace:
             ):
                 self.beside[self.paths[module]] = None
         mine = [each for each in self.found if each.out is module or module in each.also]
-        if self.known is None and self.running[-1] is module and not of_heads_alone(x, mine):
+        whole = self.known is not None or self.running[-1] is not module
+        if not (whole or of_heads_alone(x, mine, self.states, self.leaves, self.paths)):
             self.of_others[module] = None
         inner = sorted((self.paths[found.module] for found in calls), key=len)
         if len(calls) > 1 and is_linear(module) and all(within(path, inner[0]) for path in inner):
             together(calls, x, self.find_factor, self.find_numbers if self.known is None else None)
+
+    @property
+    def states(self) -> list[Tensor]:
+        """What the model has computed, as far as gradients lead to it."""
+        return [*(leaf for _, leaf in self.leaves), *self.followed.states]
 
     def _known_columns(self, found: Found) -> Sequence[Sequence[int]]:
         """Return the columns of the heads of a call that the trace before has shown."""

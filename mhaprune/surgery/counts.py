@@ -6,6 +6,7 @@ Dimensions: H = query heads of a block, G = key-value heads, K = head_dim.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -184,11 +185,12 @@ def _of_groups(
     and values, with what they are for `parts_left` and `heads_left`."""
     left = heads if heads_left is None else heads_left
     now = {}
-    for name, value in vars(layer).items():
-        if type(value) is not int:
-            continue
+    numbers = {name: value for name, value in vars(layer).items() if type(value) is int}
+    counted = any(_counts_keys(name) and value == parts and not _of_part(name) for name, value in numbers.items())
+    for name, value in numbers.items():
         of_part = value * parts == heads and parts_left  # the heads of a part, which may be as many as the parts
-        of_parts = "kv" in name or (of_part and "group" in name and name.startswith(("num_", "n_")))
+        groups = of_part and "group" in name and name.startswith(("num_", "n_")) and not counted
+        of_parts = "kv" in name or groups
         if of_parts and value == parts and not (of_part and _of_part(name)):
             now[name] = parts_left
         elif any(word in name for word in ("rep", "group")) and of_part:
@@ -198,7 +200,7 @@ def _of_groups(
 
 def _of_part(name: str) -> bool:
     """Return whether an attribute says by its name how many heads share a part, and not how many parts there are."""
-    return "rep" in name or "per" in name
+    return "rep" in name or re.search(r"(^|_)per_(kv|key|group|q)", name) is not None
 
 
 def shares_its_bias(attention: nn.Module) -> bool:

@@ -325,6 +325,8 @@ class Sizes(TorchFunctionMode):
         if len(shape) > 1 and sizes and whole(shape[-1], sizes[-1]):
             if (made := self._folded(shape, sizes, folded)) is not None:
                 return made
+            if (made := self._before_pixels(shape, sizes)) is not None:
+                return made
             split = self._in_heads(shape, sizes) if shape[-1] in self.before else sizes
             if split is sizes and (counted := self._counted(shape, sizes)) is not None:
                 return counted
@@ -350,30 +352,37 @@ class Sizes(TorchFunctionMode):
         return [*sizes[: places[0]], new, *sizes[places[0] + 1 :]] if places else None
 
     def _expanded(self, have: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
-        """Return the sizes of an expansion. A size of 1 is that of one head that is left where heads stand, or if nothing
-        else is expanded; elsewhere there may be as many examples or positions as there were heads."""
+        """Return the sizes of an expansion. A size of 1 is that of one head that is left where heads stand, or where
+        nothing else is expanded; elsewhere there may be as many examples or positions as heads."""
         alone = sum(n not in (-1, now) for n, now in zip(sizes, have, strict=True)) == 1 and have[-1] != 1
         places = {n for n, now in enumerate(have) if now != 1 or alone or n in (1, len(have) - 3)}
         pairs = enumerate(zip(sizes, have, strict=True))
         return [now if self.now.get(n) == now and at in places else n for at, (n, now) in pairs]
 
+    def _before_pixels(self, shape: Sequence[int], sizes: Sequence[int]) -> Sequence[int] | None:
+        """Return the sizes of a view that joins the rows and columns of a picture, or takes them apart, with the number
+        of kept heads, or their width, before them; None for another view."""
+        if not whole(*shape, *sizes) or len(shape) < 3 or len(sizes) < 3 or _fits(shape, sizes):
+            return None
+        pixels = 1 if sizes[-1] == shape[-2] * shape[-1] else 2 if sizes[-2] * sizes[-1] == shape[-1] else 0
+        places = [m for m in reversed(range(len(sizes) - pixels)) if pixels and sizes[m] in self.now]
+        tried = [[*sizes[:m], self.now[sizes[m]], *sizes[m + 1 :]] for m in places]
+        return next((new for new in tried if _fits(shape, new)), None)
+
     def _counted(self, shape: Sequence[int], sizes: Sequence[int], anywhere: bool = False) -> Sequence[int] | None:
         """Return the sizes of a view with the kept number of heads where they name that of all, as in a view of scores:
         before sizes that stay, or `anywhere` if the numbers do not fit otherwise. None if there is no such place."""
-
-        def fits(sizes: Sequence[int]) -> bool:
-            known, count = abs(math.prod(sizes)), math.prod(shape)
-            return known > 0 and (count % known == 0 if -1 in sizes else count == known)
-
         counted = [n for n in reversed(range(len(sizes))) if whole(sizes[n])]
         named = [n for n in counted if self.now.get(sizes[n], sizes[n]) != sizes[n]]
         if not named or not whole(*shape, *sizes):
             return None
         tried = {n: [*sizes[:n], self.now[sizes[n]], *sizes[n + 1 :]] for n in named}
         for n, new in tried.items():
-            if len(new) - n > 2 and [*shape[n - len(sizes) :]] == new[n:] and fits(new):
+            if len(new) - n > 2 and [*shape[n - len(sizes) :]] == new[n:] and _fits(shape, new):
                 return new
-        return next(filter(fits, tried.values()), None) if anywhere and not fits(sizes) else None
+        if not anywhere or _fits(shape, sizes):
+            return None
+        return next((new for new in tried.values() if _fits(shape, new)), None)
 
     def _in_heads(self, shape: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any]:
         width, lead, tail = shape[-1], sizes[: len(shape) - 1], sizes[len(shape) - 1 :]
@@ -391,6 +400,11 @@ class Sizes(TorchFunctionMode):
         if whole(width, *parts) and any(old % sum(parts) == 0 for old in self.before.get(width, ())):
             parts = [self.now.get(each, each) for each in parts]
         return list(parts) if isinstance(size, tuple | list) else parts[0]
+
+
+def _fits(shape: Sequence[int], sizes: Sequence[int]) -> bool:
+    known, count = abs(math.prod(sizes)), math.prod(shape)
+    return known > 0 and (count % known == 0 if -1 in sizes else count == known)
 
 
 def whole(*sizes: Any) -> bool:
