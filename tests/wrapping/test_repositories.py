@@ -364,6 +364,20 @@ class FoldedChannels(Layer):
         return self.W_o(said.reshape(B, -1, T).mT)
 
 
+class OfPixels(Layer):
+    """Positions are the pixels of a picture: heads before them, and then channels before rows and columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.W_o = nn.Conv2d(WIDTH, 3 * WIDTH, 1), nn.Conv2d(WIDTH, WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, C, H, W = (image := torch.stack([x.mT, x.mT.flip(2)], dim=2)).shape
+        q, k, v = self.qkv(image).view(B, self.num_heads, 3 * K, H * W).split(K, dim=2)
+        said = (v @ (q.mT @ k).softmax(-1).mT).view(B, C, H, W)
+        return self.W_o(said).mean(2).mT
+
+
 class ByLiterals(Layer):
     """Heads are folded into the examples and taken apart by numbers in the code, which fit other numbers too."""
 
@@ -430,6 +444,7 @@ class Kept(Layer):
         OtherNames,
         FoldedChannels,
         ByLiterals,
+        OfPixels,
         Sinks,
     ],
 )
@@ -437,7 +452,7 @@ def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
 
 
-@pytest.mark.parametrize("kind", [ByLiterals, Sinks])
+@pytest.mark.parametrize("kind", [ByLiterals, OfPixels, Sinks])
 def test_as_many_examples_and_positions_as_heads_are_no_heads(kind: Any) -> None:
     model, gone = made(kind).double(), {0: [0, 1], 1: [0, 2, 3]}
     small, shut = wrapped(model).prune(mask=gone), closed(model, ["layers.0.W_o", "layers.1.W_o"], gone)
@@ -538,6 +553,8 @@ class Cached(Layer):
         if mode:
             del self.made
         else:
+            with torch.no_grad():
+                self.W_q.weight += 1  # as where an adapter is merged
             places = torch.arange(12)
             self.made = self.biases[:, (places[:, None] - places).abs()]
         return self
@@ -551,9 +568,11 @@ class Cached(Layer):
 
 def test_what_eval_makes_of_a_parameter_is_not_cut_without_it() -> None:
     model = made(Cached).double().eval()
+    before = copy.deepcopy(model.state_dict())
     assert repr(wrapped(model)).endswith(
         "none removable: layers.0: layers.0.made is made in calls or by eval(), for all its heads"
     )
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     with pytest.raises(
         ValueError, match="no attribute 'made'.*call model.eval.. first, Cached has a train.. of its own"
     ):

@@ -261,6 +261,34 @@ class OneMore(Again):
     how = "place"
 
 
+class Pooled(Bent):
+    """The same state of the whole text is added at all positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(NoOut.forward(self, x) + x.mean(1, keepdim=True))
+
+
+class OneOut(Net):
+    """Two layers, each with heads of its own, have one W_O."""
+
+    def __init__(self, layer: Callable[[], Any]) -> None:
+        super().__init__(layer)
+        self.layers[1].W_o = self.layers[0].W_o
+
+
+class MeanOfHeads(nn.Module):
+    """The mean of what the heads say goes through W_O, as in temporal fusion transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_v, self.W_o = nn.Linear(WIDTH, K), nn.Linear(K, WIDTH)
+        self.queries, self.keys = (nn.ModuleList(nn.Linear(WIDTH, K) for _ in range(HEADS)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        v, pairs = self.W_v(x), zip(self.queries, self.keys, strict=True)
+        return self.W_o(torch.stack([(q(x) @ k(x).mT).softmax(-1) @ v for q, k in pairs]).mean(0))
+
+
 class Straight(Net):
     """A network without a stream: each layer reads what the one before it computes."""
 
@@ -290,6 +318,9 @@ class ReadTwice(Layer):
         (NoOut, Net, r"layers.0 \(NoOut\): what reads its heads reads their sum with other states"),
         (Bent, Straight, r"layers.0 \(Bent\): what reads its heads reads their sum with other states"),
         (BentMap, Straight, r"layers.0 \(BentMap\): what reads its heads reads their sum with other states"),
+        (Pooled, Straight, r"layers.0 \(Pooled\): what reads its heads reads their sum with other states"),
+        (Layer, OneOut, "its W_O, layers.0.W_o, is called for other states too"),
+        (MeanOfHeads, Net, "its heads are mixed before the first linear module"),
         (Again, Net, "its W_O, layers.0.W_o, is called for other states too"),
         (OfItself, Net, "its W_O, layers.0.W_o, is called for other states too"),
         (OneMore, Net, "its W_O, layers.0.W_o, is called for other states too"),
@@ -335,6 +366,42 @@ class Enhanced(Layer):
         return self.W_o((said + self.near(v.transpose(1, 2).flatten(2).mT).mT).sigmoid())
 
 
+class NormedGate(Layer):
+    """Behind a norm with a bias is a gate that a map makes of the text: what is left of silent heads is no state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gate = nn.GroupNorm(HEADS, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        said = ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return self.W_o(self.norm(said.flatten(0, 1)).view_as(said) * F.silu(self.gate(x)))
+
+
+class FirstIsOwn(Layer):
+    """At the first position each head says its own value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+        said = torch.cat([v[:, :, :1], ((q @ k.mT).softmax(-1) @ v)[:, :, 1:]], dim=2)
+        return self.W_o(said.transpose(1, 2).flatten(2))
+
+
+class OtherValues(Layer):
+    """The weights weigh what another map makes too, and both are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.W_q, self.W_k, self.W_v, self.more
+        q, k, v, more = (f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in maps)
+        weights = (q @ k.mT).softmax(-1)
+        return self.W_o((weights @ v + weights @ more).transpose(1, 2).flatten(2))
+
+
 class Dropped(Layer):
     """A function returns what the heads say, which is dropped, and the weights, which the layer multiplies again."""
 
@@ -348,7 +415,7 @@ class Dropped(Layer):
         return self.W_o((weights @ v).transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("kind", [Enhanced, Dropped])
+@pytest.mark.parametrize("kind", [Enhanced, Dropped, NormedGate, FirstIsOwn, OtherValues])
 def test_what_w_o_reads_of_the_heads_is_found(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
 
