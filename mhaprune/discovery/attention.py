@@ -146,11 +146,12 @@ def refuse_sums(found: Sequence[Found], closed: Trace) -> None:
     """Make the heads unusable that W_O reads in a sum with other states, behind a norm or an activation. Those are left
     if all heads say 0, as in a trace of the same calls: more than biases times something, as behind a norm and a
     gate."""
+    states = closed.followed.states(closed.leaves)
     for each, silent in zip(found, closed.found, strict=True):
         if each.bent and silent.read is not None and silent.out is not None:
             layer = around(closed.paths[silent.module], closed.paths[silent.out])
             left = silent.read[..., [*chain(*each.columns)]]
-            if made_of(left, closed.states) and not _of_biases(left, closed.followed.biases_in(layer)):
+            if made_of(left, states) and not _of_biases(left, closed.followed.biases_in(layer)):
                 each.unusable = SUM
 
 

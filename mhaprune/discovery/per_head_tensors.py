@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhaprune.discovery.layouts import drawn
+from mhaprune.discovery.layouts import Leaves, drawn
 from mhaprune.hooks.blocks import within
 from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.surgery.copying import copied
@@ -66,10 +66,10 @@ class Followed:
             return x
         return self._given.setdefault((id(x), x._version), (x, x.detach().requires_grad_().clone()))[1]
 
-    @property
-    def states(self) -> list[Tensor]:
-        """The arguments that were returned with a gradient, and tables of embeddings."""
-        return [*(copy for _, copy in self._given.values()), *self.tables]
+    def states(self, leaves: Leaves) -> list[Tensor]:
+        """Return what the model has computed, as far as gradients lead to it: the outputs of linear modules, arguments,
+        and tables of embeddings."""
+        return [*(leaf for _, leaf in leaves), *(copy for _, copy in self._given.values()), *self.tables]
 
     def biases_in(self, path: str) -> list[Tensor]:
         """Return the biases, as of norms, of a module."""

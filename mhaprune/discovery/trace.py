@@ -111,7 +111,7 @@ class Trace:
                 handles = [module.register_forward_pre_hook(self._enter, with_kwargs=True)]
                 if makes:
                     handles.append(module.register_forward_hook(self._leaf))
-                handles.append(module.register_forward_hook(self._leave))
+                handles.append(module.register_forward_hook(lambda *_: self.running.pop() and None))
                 inner = any(within(path, other) for other in self.overlooked)
                 if isinstance(module, torch.jit.ScriptModule) and not inner:
                     self.overlooked[path] = "is made by torch.jit, which shows nothing: wrap the module it was made of"
@@ -143,9 +143,6 @@ class Trace:
         inputs, named = tuple(map(given, inputs)), {name: given(x) for name, x in named.items()}
         self.given[module] = dict(enumerate(inputs)) | named
         return inputs, named
-
-    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        self.running.pop()
 
     def _leaf(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         if not isinstance(output, Tensor) or output.is_inference():  # a router, which returns more
@@ -448,17 +445,12 @@ class Trace:
             ):
                 self.beside[self.paths[module]] = None
         mine = [each for each in self.found if each.out is module or module in each.also]
-        whole = self.known is not None or self.running[-1] is not module
-        if not (whole or of_heads_alone(x, mine, self.states, self.leaves, self.paths)):
+        called = self.known is None and self.running[-1] is module
+        if called and not of_heads_alone(x, mine, self.followed.states(self.leaves), self.leaves, self.paths):
             self.of_others[module] = None
         inner = sorted((self.paths[found.module] for found in calls), key=len)
         if len(calls) > 1 and is_linear(module) and all(within(path, inner[0]) for path in inner):
             together(calls, x, self.find_factor, self.find_numbers if self.known is None else None)
-
-    @property
-    def states(self) -> list[Tensor]:
-        """What the model has computed, as far as gradients lead to it."""
-        return [*(leaf for _, leaf in self.leaves), *self.followed.states]
 
     def _known_columns(self, found: Found) -> Sequence[Sequence[int]]:
         """Return the columns of the heads of a call that the trace before has shown."""

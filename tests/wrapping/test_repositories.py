@@ -1,6 +1,5 @@
 """Attention as well-known repositories write it, each in a few lines."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch.nn import functional as F
 import mhaprune
 from mhaprune_literature.attention import Confidence
 from support.own_layers import (
-    GONE,
     HEADS,
     WIDTH,
     Layer,
@@ -275,155 +273,6 @@ class QueryGroups(Local):
     name = "n_query_groups"
 
 
-class SideBySide(Layer):
-    """One map makes the key and the value of a group side by side, and a group has two heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_key_value_heads = 2
-        self.kv = nn.Linear(WIDTH, 2 * 2 * K)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q = self.W_q(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        k, v = self.kv(x).unflatten(-1, (self.num_key_value_heads, 2, K)).permute(3, 0, 2, 1, 4)
-        k, v = (y.repeat_interleave(self.num_heads // self.num_key_value_heads, dim=1) for y in (k, v))
-        return self.W_o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
-class WithQueries(Layer):
-    """The queries of a group stand before its key and its value, as in the larger Falcons."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_kv_heads, self.qkv = 2, nn.Linear(WIDTH, WIDTH + 2 * 2 * K)
-
-    def forward(self, x: Tensor) -> Tensor:
-        of_group = self.num_heads // self.num_kv_heads
-        made = self.qkv(x).unflatten(-1, (self.num_kv_heads, of_group + 2, K)).permute(3, 0, 2, 1, 4)
-        q = made[:-2].permute(1, 2, 0, 3, 4).flatten(1, 2)
-        k, v = (y.repeat_interleave(of_group, dim=1) for y in made[-2:])
-        return self.W_o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
-class Near(nn.Module):
-    """A part of a layer that counts its heads too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_heads, self.weight = HEADS, nn.Embedding(2, HEADS)
-
-    def forward(self, T: int) -> Tensor:
-        places = torch.arange(T) // 2
-        return self.weight((places[:, None] == places).long()).movedim(-1, 0).reshape(self.num_heads, T, T)
-
-
-class AsManyGroups(Layer):
-    """There are as many groups as heads of a group, and both are counted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_groups, self.heads_per_group, self.near = 2, 2, Near()
-        self.W_k, self.W_v = nn.Linear(WIDTH, 2 * K), nn.Linear(WIDTH, 2 * K)
-
-    def forward(self, x: Tensor) -> Tensor:
-        sizes = self.num_groups, self.heads_per_group
-        q = self.W_q(x).unflatten(-1, (*sizes, K)).permute(0, 2, 3, 1, 4)
-        k, v = (f(x).unflatten(-1, (self.num_groups, 1, K)).permute(0, 2, 3, 1, 4) for f in (self.W_k, self.W_v))
-        scores = q @ k.mT + self.near(x.shape[1]).unflatten(0, sizes)
-        return self.W_o((scores.softmax(-1) @ v).permute(0, 3, 1, 2, 4).flatten(2))
-
-
-class OtherNames(Layer):
-    """Heads and groups are counted by names of any kind, and queries are viewed as those of groups."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.n_q, self.n_kv = HEADS, 2
-        self.W_k, self.W_v = nn.Linear(WIDTH, 2 * K), nn.Linear(WIDTH, 2 * K)
-        del self.num_heads
-
-    def forward(self, x: Tensor) -> Tensor:
-        q = self.W_q(x).unflatten(-1, (self.n_kv, self.n_q // self.n_kv, K))
-        k, v = (f(x).unflatten(-1, (self.n_kv, K)) for f in (self.W_k, self.W_v))
-        weights = torch.einsum("btghd,bsgd->bghts", q, k).softmax(-1)
-        return self.W_o(torch.einsum("bghts,bsgd->btghd", weights, v).flatten(2))
-
-
-class FoldedChannels(Layer):
-    """Heads are folded into the examples, beside channels that come before positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nh, self.qkv = HEADS, nn.Conv1d(WIDTH, 3 * WIDTH, 1)
-        del self.num_heads
-
-    def forward(self, x: Tensor) -> Tensor:
-        B, T, _ = x.shape
-        q, k, v = self.qkv(x.mT).reshape(B * self.nh, 3 * K, T).split(K, 1)
-        said = v @ (q.mT @ k).softmax(-1).mT
-        return self.W_o(said.reshape(B, -1, T).mT)
-
-
-class OfPixels(Layer):
-    """Positions are the pixels of a picture: heads before them, and then channels before rows and columns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.W_o = nn.Conv2d(WIDTH, 3 * WIDTH, 1), nn.Conv2d(WIDTH, WIDTH, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        B, C, H, W = (image := torch.stack([x.mT, x.mT.flip(2)], dim=2)).shape
-        q, k, v = self.qkv(image).view(B, self.num_heads, 3 * K, H * W).split(K, dim=2)
-        said = (v @ (q.mT @ k).softmax(-1).mT).view(B, C, H, W)
-        return self.W_o(said).mean(2).mT
-
-
-class ByLiterals(Layer):
-    """Heads are folded into the examples and taken apart by numbers in the code, which fit other numbers too."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        B, T, _ = x.shape
-        maps = self.W_q, self.W_k, self.W_v
-        q, k, v = (f(x).view(B, T, 4, K).transpose(1, 2).reshape(-1, T, K) for f in maps)
-        said = ((q @ k.mT).softmax(-1) @ v).view(-1, 4, T, K)
-        return self.W_o(said.transpose(1, 2).reshape(-1, T, WIDTH))
-
-
-class Sinks(Layer):
-    """A learned number for each head takes a part of its weights, as in gpt-oss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sinks = nn.Parameter(torch.zeros(HEADS))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = by_head(self, x)
-        sinks = self.sinks.reshape(1, -1, 1, 1).expand(len(x), -1, x.shape[1], 1)
-        weights = torch.cat([q @ k.mT, sinks], dim=-1).softmax(-1)[..., :-1]
-        return self.W_o((weights @ v).transpose(1, 2).flatten(2))
-
-
-class Kept(Layer):
-    """Keys and values are written into tensors that are plain attributes, and a table into a buffer that is not saved.
-    What T5 calls its bias is none here."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.keys, self.values = (torch.zeros(6, 12, HEADS, K) for _ in range(2))
-        self.relative_attention_bias = None
-        self.register_buffer("table", None, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        B, T, _ = x.shape
-        if self.table is None or len(self.table) < T:
-            self.register_buffer("table", torch.arange(T).to(x)[:, None], persistent=False)
-        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)) for f in (self.W_q, self.W_k, self.W_v))
-        self.keys, self.values = self.keys.to(x), self.values.to(x)
-        self.keys[:B, :T], self.values[:B, :T] = k, v + self.table[:T, None]
-        q, k, v = (y.transpose(1, 2) for y in (q, self.keys[:B, :T], self.values[:B, :T]))
-        return self.W_o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
-
-
 @pytest.mark.parametrize(
     "kind",
     [
@@ -438,27 +287,10 @@ class Kept(Layer):
         OneQuery,
         Local,
         QueryGroups,
-        SideBySide,
-        WithQueries,
-        AsManyGroups,
-        OtherNames,
-        FoldedChannels,
-        ByLiterals,
-        OfPixels,
-        Sinks,
     ],
 )
 def test_heads_are_removed_exactly(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
-
-
-@pytest.mark.parametrize("kind", [ByLiterals, OfPixels, Sinks])
-def test_as_many_examples_and_positions_as_heads_are_no_heads(kind: Any) -> None:
-    model, gone = made(kind).double(), {0: [0, 1], 1: [0, 2, 3]}
-    small, shut = wrapped(model).prune(mask=gone), closed(model, ["layers.0.W_o", "layers.1.W_o"], gone)
-    for shape in ((2, 5), (2, HEADS), (HEADS, 7), (HEADS, HEADS), (1, 1), (3, 1)):
-        x = torch.randint(20, shape)
-        torch.testing.assert_close(small(x), shut(x), atol=1e-9, rtol=0)
 
 
 class PlacesFirst(RelativeValues):
@@ -495,102 +327,6 @@ def test_more_that_the_weights_of_a_head_make_is_never_left(kind: Any) -> None:
     with pytest.raises(ValueError, match="its weights make more of what W_O reads") as refused:
         wrapped(made(kind))
     assert "\n" not in str(refused.value)
-
-
-def slopes_of(heads: int, length: int) -> Tensor:
-    places = torch.arange(length)
-    return 0.5 ** torch.arange(heads)[:, None, None] * (places - places[:, None])
-
-
-class SlopesOfLayer(Layer):
-    """Slopes (Press et al. 2022) that are a plain attribute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slopes: Any = slopes_of(HEADS, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = by_head(self, x)
-        scores = q @ k.mT + self.slopes[:, : x.shape[1], : x.shape[1]]
-        return self.W_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-
-
-class Slopes(SlopesOfLayer):
-    """They are made when a text is longer than those before it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.slopes.shape[-1] < x.shape[1]:
-            self.slopes = slopes_of(self.num_heads, x.shape[1])
-        return super().forward(x)
-
-
-class SlopesIfAny(SlopesOfLayer):
-    """Without slopes the layer does without."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        said: Tensor = Layer.forward(self, x) if self.slopes is None else super().forward(x)
-        return said
-
-
-def test_tensors_are_cut_that_a_layer_has_not_those_that_a_call_makes() -> None:
-    heads = wrapped(made(Slopes))
-    assert repr(heads).endswith(
-        "none removable: layers.0: layers.0.slopes is made in calls or by eval(), for all its heads"
-    )
-    for model in (made(SlopesOfLayer), made(SlopesIfAny)):
-        assert apart(wrapped(model).prune(mask=GONE), closed(model, ["layers.0.W_o", "layers.1.W_o"])) < 1e-5
-
-
-class Cached(Layer):
-    """In evaluation it uses biases of positions that `eval` has made of a parameter, as LeViT does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.biases = nn.Parameter(torch.zeros(HEADS, 12))
-
-    def train(self, mode: bool = True) -> Any:
-        super().train(mode)
-        if mode:
-            del self.made
-        else:
-            with torch.no_grad():
-                self.W_q.weight += 1  # as where an adapter is merged
-            places = torch.arange(12)
-            self.made = self.biases[:, (places[:, None] - places).abs()]
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = by_head(self, x)
-        T = x.shape[1]
-        weights = (q @ k.mT + self.made[:, :T, :T]).softmax(-1)
-        return self.W_o((weights @ v).transpose(1, 2).flatten(2))
-
-
-def test_what_eval_makes_of_a_parameter_is_not_cut_without_it() -> None:
-    model = made(Cached).double().eval()
-    before = copy.deepcopy(model.state_dict())
-    assert repr(wrapped(model)).endswith(
-        "none removable: layers.0: layers.0.made is made in calls or by eval(), for all its heads"
-    )
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    with pytest.raises(
-        ValueError, match="no attribute 'made'.*call model.eval.. first, Cached has a train.. of its own"
-    ):
-        wrapped(model.train())
-
-
-def test_what_a_call_keeps_in_a_layer_is_cut_and_left_as_it_was() -> None:
-    model = made(Kept).double()
-    apart(model, model)  # a call, after which what it keeps is of float64 too
-    for _ in range(2):
-        for layer in model.layers:
-            layer.table = None
-        heads = wrapped(model)
-        assert repr(heads).endswith("all removable")
-        heads.score("taylor")
-        small = heads.prune(mask=GONE)
-        assert apart(small, closed(model, ["layers.0.W_o", "layers.1.W_o"], GONE)) < 1e-9
-        assert apart(copy.deepcopy(small), small) == 0
 
 
 class Decoder(Layer):

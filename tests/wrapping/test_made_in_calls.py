@@ -1,0 +1,139 @@
+"""Tensors that a layer makes of numbers for all heads: in a call, in `eval`, or as a cache."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from support.own_layers import (
+    GONE,
+    HEADS,
+    WIDTH,
+    Layer,
+    apart,
+    by_head,
+    closed,
+    made,
+    wrapped,
+)
+
+K = WIDTH // HEADS
+
+
+class Kept(Layer):
+    """Keys and values are written into tensors that are plain attributes, and a table into a buffer that is not saved.
+    What T5 calls its bias is none here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.values = (torch.zeros(6, 12, HEADS, K) for _ in range(2))
+        self.relative_attention_bias = None
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, _ = x.shape
+        if self.table is None or len(self.table) < T:
+            self.register_buffer("table", torch.arange(T).to(x)[:, None], persistent=False)
+        q, k, v = (f(x).unflatten(-1, (self.num_heads, -1)) for f in (self.W_q, self.W_k, self.W_v))
+        self.keys, self.values = self.keys.to(x), self.values.to(x)
+        self.keys[:B, :T], self.values[:B, :T] = k, v + self.table[:T, None]
+        q, k, v = (y.transpose(1, 2) for y in (q, self.keys[:B, :T], self.values[:B, :T]))
+        return self.W_o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def slopes_of(heads: int, length: int) -> Tensor:
+    places = torch.arange(length)
+    return 0.5 ** torch.arange(heads)[:, None, None] * (places - places[:, None])
+
+
+class SlopesOfLayer(Layer):
+    """Slopes (Press et al. 2022) that are a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes: Any = slopes_of(HEADS, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = by_head(self, x)
+        scores = q @ k.mT + self.slopes[:, : x.shape[1], : x.shape[1]]
+        return self.W_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Slopes(SlopesOfLayer):
+    """They are made when a text is longer than those before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.slopes.shape[-1] < x.shape[1]:
+            self.slopes = slopes_of(self.num_heads, x.shape[1])
+        return super().forward(x)
+
+
+class SlopesIfAny(SlopesOfLayer):
+    """Without slopes the layer does without."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        said: Tensor = Layer.forward(self, x) if self.slopes is None else super().forward(x)
+        return said
+
+
+def test_tensors_are_cut_that_a_layer_has_not_those_that_a_call_makes() -> None:
+    heads = wrapped(made(Slopes))
+    assert repr(heads).endswith(
+        "none removable: layers.0: layers.0.slopes is made in calls or by eval(), for all its heads"
+    )
+    for model in (made(SlopesOfLayer), made(SlopesIfAny)):
+        assert apart(wrapped(model).prune(mask=GONE), closed(model, ["layers.0.W_o", "layers.1.W_o"])) < 1e-5
+
+
+class Cached(Layer):
+    """In evaluation it uses biases of positions that `eval` has made of a parameter, as LeViT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.biases = nn.Parameter(torch.zeros(HEADS, 12))
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        if mode:
+            del self.made
+        else:
+            with torch.no_grad():
+                self.W_q.weight += 1  # as where an adapter is merged
+            places = torch.arange(12)
+            self.made = self.biases[:, (places[:, None] - places).abs()]
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = by_head(self, x)
+        T = x.shape[1]
+        weights = (q @ k.mT + self.made[:, :T, :T]).softmax(-1)
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_what_eval_makes_of_a_parameter_is_not_cut_without_it() -> None:
+    model = made(Cached).double().eval()
+    before = copy.deepcopy(model.state_dict())
+    assert repr(wrapped(model)).endswith(
+        "none removable: layers.0: layers.0.made is made in calls or by eval(), for all its heads"
+    )
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    with pytest.raises(
+        ValueError, match="no attribute 'made'.*call model.eval.. first, Cached has a train.. of its own"
+    ):
+        wrapped(model.train())
+
+
+def test_what_a_call_keeps_in_a_layer_is_cut_and_left_as_it_was() -> None:
+    model = made(Kept).double()
+    apart(model, model)  # a call, after which what it keeps is of float64 too
+    for _ in range(2):
+        for layer in model.layers:
+            layer.table = None
+        heads = wrapped(model)
+        assert repr(heads).endswith("all removable")
+        heads.score("taylor")
+        small = heads.prune(mask=GONE)
+        assert apart(small, closed(model, ["layers.0.W_o", "layers.1.W_o"], GONE)) < 1e-9
+        assert apart(copy.deepcopy(small), small) == 0
