@@ -116,7 +116,10 @@ def of_heads_alone(x: Any, found: Sequence[Found], states: Sequence[Tensor], lea
 def made_of(x: Tensor, states: Sequence[Tensor]) -> bool:
     """Return whether x depends on some of these states."""
     number = (x * (drawn(x) + 0.5)).sum()  # without weights, parts could cancel
-    read = torch.autograd.grad(number, states, retain_graph=True, allow_unused=True) if x.requires_grad else ()
+    followed = [state for state in states if state.requires_grad]  # others are of a part without gradients
+    if not x.requires_grad or not followed:
+        return False
+    read = torch.autograd.grad(number, followed, retain_graph=True, allow_unused=True)
     return any(each is not None and bool(each.any()) for each in read)
 
 

@@ -415,7 +415,20 @@ class Dropped(Layer):
         return self.W_o((weights @ v).transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("kind", [Enhanced, Dropped, NormedGate, FirstIsOwn, OtherValues])
+class Indexed(FirstIsOwn):
+    """A part runs without gradients, as the indexer of DeepSeek V3.2 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            share = self.index(x.unsqueeze(0)).sigmoid()[0]
+        return super().forward(x) * share
+
+
+@pytest.mark.parametrize("kind", [Enhanced, Dropped, NormedGate, FirstIsOwn, Indexed, OtherValues])
 def test_what_w_o_reads_of_the_heads_is_found(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
 
