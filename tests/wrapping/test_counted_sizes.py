@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from support.own_layers import HEADS, WIDTH, Layer, by_head, check, closed, made, wrapped
+from support.own_layers import HEADS, WIDTH, Layer, check, closed, made, wrapped
 
 K = WIDTH // HEADS
 
@@ -135,7 +135,7 @@ class Sinks(Layer):
         self.sinks = nn.Parameter(torch.zeros(HEADS))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = by_head(self, x)
+        q, k, v = (f(x).unflatten(-1, (4, K)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
         sinks = self.sinks.reshape(1, -1, 1, 1).expand(len(x), -1, x.shape[1], 1)
         weights = torch.cat([q @ k.mT, sinks], dim=-1).softmax(-1)[..., :-1]
         return self.W_o((weights @ v).transpose(1, 2).flatten(2))

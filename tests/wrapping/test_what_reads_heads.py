@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mhaprune
+from mhaprune.discovery.found import made_of
 from mhaprune_literature.attention import Confidence
 from support.own_layers import (
     GONE,
@@ -415,20 +416,7 @@ class Dropped(Layer):
         return self.W_o((weights @ v).transpose(1, 2).flatten(2))
 
 
-class Indexed(FirstIsOwn):
-    """A part runs without gradients, as the indexer of DeepSeek V3.2 does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.index = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            share = self.index(x.unsqueeze(0)).sigmoid()[0]
-        return super().forward(x) * share
-
-
-@pytest.mark.parametrize("kind", [Enhanced, Dropped, NormedGate, FirstIsOwn, Indexed, OtherValues])
+@pytest.mark.parametrize("kind", [Enhanced, Dropped, NormedGate, FirstIsOwn, OtherValues])
 def test_what_w_o_reads_of_the_heads_is_found(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
 
@@ -447,6 +435,13 @@ def test_heads_that_the_next_layer_reads_alone_are_gated_at_its_input() -> None:
         assert apart(gated, silent) < 1e-9
     with pytest.raises(ValueError, match="can be gated, not removed"):
         heads.prune(mask={0: [0]})
+
+
+def test_states_of_a_part_without_gradients_are_followed_no_further() -> None:
+    x, plain = torch.ones(2, requires_grad=True), torch.ones(2)
+    assert made_of(x * 2, [plain, x])
+    assert not made_of(x * 2, [plain])
+    assert not made_of(plain, [x])
 
 
 class AllPlaces(Net):
