@@ -1,14 +1,14 @@
 """Find the blocks of heads of a model: what a trace of one call shows, block by block."""
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mhaprune.discovery.found import CALLED_FOR_OTHERS, SUM, Found, completed, made_of
 from mhaprune.discovery.hints import nothing_found, why_uncut
@@ -38,11 +38,7 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
         if trace.whole:
             break
     if any(found.bent for found in trace.found):
-        closed = None
-        with suppress(Exception):  # of a model that may be anybody's, and never computes with heads that say nothing
-            closed = traced(call, known=(), closed=True)
-        if closed is not None and [each.module for each in closed.found] == [each.module for each in trace.found]:
-            refuse_sums(trace.found, closed)
+        refuse_sums(call, trace.found)
     blocks: dict[str, Block] = {}
     scored_by: dict[str, set[str]] = {}
     noted = Cut.of(model) or Cut()
@@ -57,37 +53,7 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
         if found.out is None or found.unusable:
             trace.overlooked[path] = trace.overlooked.get(path) or found.unusable
             continue
-        heads = tuple(range(found.heads))
-        for name, rows in found.rows.items():
-            of = found.of_kv if name in ROLES[1:] else heads
-            if isinstance(rows, Rows) and max(of, default=-1) >= len(rows.heads):
-                found.rows[name] = f"made once for several heads by {rows.path}"
-        sources = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
-        names = [*(role for role in ROLES if role in sources), *sorted({*sources} - {*ROLES})]
-        made_by = tuple(
-            Source(sources[name], found.of_kv if name in ROLES[1:] else heads, name if name in ROLES else "")
-            for name in names
-        )
-        why_not = (f"its {'factor' if n == 'gate' else n} is {r}" for n, r in found.rows.items() if isinstance(r, str))
-        out, beside = trace.paths[found.out], holders[path]
-        flat = len({*beside.values()}) < len(beside)
-        block = Block(
-            path if flat or len(beside) == 1 else beside[out],
-            out,
-            found.columns,
-            made_by,
-            names=heads,
-            attends=not found.of_parts,
-            numbers=tuple(found.numbers),
-            numbers_of_keys=tuple(found.numbers_of_keys),
-            inputs=tuple(found.inputs),
-            why_not=next(why_not, "") or why_uncut(model, [out, *(source.rows.path for source in made_by)]),
-            cross=found.cross,
-            gated_by_layer=found.gated,
-            also=tuple(trace.paths[module] for module in found.also),
-            calls=1 + len(found.also),
-        )
-        block = as_flat(block) if flat else block
+        block = block_of_call(trace, found, holders[path])
         scored_by.setdefault(place := block.noted, set()).update(found.scored_by)
         if (again := blocks.get(place)) is None:
             blocks[place] = block
@@ -126,6 +92,42 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
     return found_blocks, [*(path or type(model).__name__ for path in overlooked), *trace.beside]
 
 
+def block_of_call(trace: Trace, found: Found, beside: Mapping[str, str]) -> Block:
+    """Return the block of a call of attention. `beside` has the smallest module around each W_O of the module that
+    attends, see `holders_of`."""
+    heads, path = tuple(range(found.heads)), trace.paths[found.module]
+    for name, rows in found.rows.items():
+        of = found.of_kv if name in ROLES[1:] else heads
+        if isinstance(rows, Rows) and max(of, default=-1) >= len(rows.heads):
+            found.rows[name] = f"made once for several heads by {rows.path}"
+    sources = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
+    names = [*(role for role in ROLES if role in sources), *sorted({*sources} - {*ROLES})]
+    made_by = tuple(
+        Source(sources[name], found.of_kv if name in ROLES[1:] else heads, name if name in ROLES else "")
+        for name in names
+    )
+    why_not = (f"its {'factor' if n == 'gate' else n} is {r}" for n, r in found.rows.items() if isinstance(r, str))
+    out = trace.paths[cast("nn.Module", found.out)]
+    flat = len({*beside.values()}) < len(beside)
+    block = Block(
+        path if flat or len(beside) == 1 else beside[out],
+        out,
+        found.columns,
+        made_by,
+        names=heads,
+        attends=not found.of_parts,
+        numbers=tuple(found.numbers),
+        numbers_of_keys=tuple(found.numbers_of_keys),
+        inputs=tuple(found.inputs),
+        why_not=next(why_not, "") or why_uncut(trace.model, [out, *(source.rows.path for source in made_by)]),
+        cross=found.cross,
+        gated_by_layer=found.gated,
+        also=tuple(trace.paths[module] for module in found.also),
+        calls=1 + len(found.also),
+    )
+    return as_flat(block) if flat else block
+
+
 def traced(call: ModelCall, dropped: Set[int] = frozenset(), **how: Any) -> Trace:
     """Return what a call of the model shows, see `Trace`. The calls of attention with the numbers `dropped` have made
     weights that the module multiplies with its values again."""
@@ -142,10 +144,14 @@ def traced(call: ModelCall, dropped: Set[int] = frozenset(), **how: Any) -> Trac
     return traced(call, dropped | more, **how) if more else trace
 
 
-def refuse_sums(found: Sequence[Found], closed: Trace) -> None:
-    """Make the heads unusable that W_O reads in a sum with other states, behind a norm or an activation. Those are left
-    if all heads say 0, as in a trace of the same calls: more than biases times something, as behind a norm and a
-    gate."""
+def refuse_sums(call: ModelCall, found: Sequence[Found]) -> None:
+    """Make the heads unusable that W_O reads in a sum with other states, behind a norm or an activation. The states are
+    left in a call in which all heads say 0. Biases times something, as behind a norm and a gate, are no states."""
+    closed = None
+    with suppress(Exception):  # of a model that may be anybody's, and never computes with heads that say nothing
+        closed = traced(call, known=(), closed=True)
+    if closed is None or [each.module for each in closed.found] != [each.module for each in found]:
+        return
     states = closed.followed.states(closed.leaves)
     for each, silent in zip(found, closed.found, strict=True):
         if each.bent and silent.read is not None and silent.out is not None:

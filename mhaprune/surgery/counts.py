@@ -123,7 +123,7 @@ def _left(module: nn.Module, name: str, block: Block, keep: Sequence[int]) -> in
     """Return what an attribute that counts heads, or their keys and values, is later; None for another number."""
     of_heads, of_keys = counted(block, keep)
     value = _number(module, name)
-    if value is not None and _of_part(name) and value * len(set(block.of_kv)) == block.heads:
+    if value is not None and _counts_sharers(name) and value * len(set(block.of_kv)) == block.heads:
         return None
     now = of_heads | of_keys if _counts_keys(name) else of_keys | of_heads
     return None if value is None else now.get(value)
@@ -152,7 +152,7 @@ def count_own_keys(model: nn.Module, block: Block) -> None:
     H, K, G = block.heads, block.head_dim, len(set(block.of_kv))
     for path, name in _named(block):
         value = _number(model.get_submodule(path), name)
-        if _of_part(name) and value is not None and value * G == H:
+        if _counts_sharers(name) and value is not None and value * G == H:
             continue
         if value in (G, G * K) and (_counts_keys(name) or value not in (H, H * K)):
             place, _, last = name.rpartition(".")
@@ -186,19 +186,21 @@ def _of_groups(
     left = heads if heads_left is None else heads_left
     now = {}
     numbers = {name: value for name, value in vars(layer).items() if type(value) is int}
-    counted = any(_counts_keys(name) and value == parts and not _of_part(name) for name, value in numbers.items())
+    counted = any(
+        _counts_keys(name) and value == parts and not _counts_sharers(name) for name, value in numbers.items()
+    )
     for name, value in numbers.items():
         of_part = value * parts == heads and parts_left  # the heads of a part, which may be as many as the parts
-        groups = of_part and "group" in name and name.startswith(("num_", "n_")) and not counted
+        groups = of_part and "group" in name and name.startswith(("num_", "n_")) and parts not in of_keys.values()
         of_parts = "kv" in name or groups
-        if of_parts and value == parts and not (of_part and _of_part(name)):
+        if of_parts and value == parts and not (of_part and _counts_sharers(name)):
             now[name] = parts_left
         elif any(word in name for word in ("rep", "group")) and of_part:
             now[name] = left // parts_left
     return now
 
 
-def _of_part(name: str) -> bool:
+def _counts_sharers(name: str) -> bool:
     """Return whether an attribute says by its name how many heads share a part, and not how many parts there are."""
     return "rep" in name or re.search(r"(^|_)per_(kv|key|group|q)", name) is not None
 
