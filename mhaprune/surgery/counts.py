@@ -186,12 +186,10 @@ def _of_groups(
     left = heads if heads_left is None else heads_left
     now = {}
     numbers = {name: value for name, value in vars(layer).items() if type(value) is int}
-    counted = any(
-        _counts_keys(name) and value == parts and not _counts_sharers(name) for name, value in numbers.items()
-    )
+    of_keys = {value for name, value in numbers.items() if _counts_keys(name) and not _counts_sharers(name)}
     for name, value in numbers.items():
         of_part = value * parts == heads and parts_left  # the heads of a part, which may be as many as the parts
-        groups = of_part and "group" in name and name.startswith(("num_", "n_")) and parts not in of_keys.values()
+        groups = of_part and "group" in name and name.startswith(("num_", "n_")) and parts not in of_keys
         of_parts = "kv" in name or groups
         if of_parts and value == parts and not (of_part and _counts_sharers(name)):
             now[name] = parts_left
