@@ -33,7 +33,7 @@ FILES = {
     "lab.experiments": "schedules.budgets tasks.answers=answers lab.tasks.answers=answers",
     "lab.cli": "front.command_line front.explained front.pages front.python front.refusals=arguments",
     "lab.model": "model.network=layers model.transformer=seq2seq",
-    "lab.reporting": "reporting.training=training_curves settings.figures=figure_settings",
+    "lab.reporting": "reporting.training=training_curves settings.figures=figure_settings scorers.agreement",
     "lab.runs": """runs.found=run_reader settings.sweep=sweep_settings experiments.results=results
         lab.experiments.results=results""",
 }

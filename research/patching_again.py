@@ -22,7 +22,7 @@ import torch
 from mhaprune_models.smollm2 import Smollm2
 
 import mhaprune
-from mhaprune.scorers.agreement import spearman
+from mhaprune.lab.reporting.agreement import spearman
 from mhaprune.storage.store import make_folder, write_bytes
 
 TASKS = ("years", "pronouns")

@@ -19,7 +19,7 @@ import torch
 from mhaprune_models.smollm2 import SKILLS, Smollm2
 
 import mhaprune
-from mhaprune.scorers.agreement import spearman
+from mhaprune.lab.reporting.agreement import spearman
 from mhaprune.storage.store import make_folder, write_bytes
 
 

@@ -20,8 +20,8 @@ from mhaprune_models.smollm2 import OBJECTIVES, Smollm2, batch_of, called, langu
 from torch import Tensor
 
 import mhaprune
+from mhaprune.lab.reporting.agreement import spearman
 from mhaprune.measure.outcomes import all_open, gate_gradients, token_gradients
-from mhaprune.scorers.agreement import spearman
 from mhaprune.scorers.replacing import corrupted, rises
 from mhaprune.scorers.shortlist import POINTS, Shortlist
 from mhaprune.storage.store import write_bytes

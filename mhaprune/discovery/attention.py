@@ -26,7 +26,8 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
     way in which no heads are found. Raises `Unsupported`, naming module and reason, if there is no block.
 
     Attention is found if it calls `F.scaled_dot_product_attention` or the attention interface of transformers, if it is
-    two matrix products with a softmax between them, or if it is a `MultiHeadAttention`.
+    two matrix products with a softmax between them, or another function that makes weights of 0 and more, or if it is a
+    `MultiHeadAttention`.
     """
     trace, model = traced(call), call.model
     weights = trace.unexplained

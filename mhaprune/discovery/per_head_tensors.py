@@ -71,6 +71,16 @@ class Followed:
         and tables of embeddings."""
         return [*(leaf for _, leaf in leaves), *(copy for _, copy in self._given.values()), *self.tables]
 
+    def parts(self, heads: Tensor) -> dict[str, int]:
+        """Return the tensors of modules, by their path, that make these heads, (B, H, T, K), with the dimension of the
+        heads: as where code multiplies with a parameter of its own."""
+        made = [each for each in self.stored.items() if each[1].dim() > 1 and heads.requires_grad]
+        tensors = [tensor for _, tensor in made]
+        read = torch.autograd.grad(heads.sum(), tensors, retain_graph=True, allow_unused=True) if made else ()
+        made = [each for each, gradient in zip(made, read, strict=True) if gradient is not None]
+        dims, _ = dimensions_of_heads([heads], [tensor for _, tensor in made])
+        return {name: dim for (name, _), dim in zip(made, dims, strict=True) if dim is not None}
+
     def biases_in(self, path: str) -> list[Tensor]:
         """Return the biases, as of norms, of a module."""
         return [x for name, x in self.stored.items() if name.endswith(("bias", "beta")) and within(name, path)]
@@ -122,8 +132,9 @@ def with_running(model: nn.Module, name: str, dim: int) -> list[tuple[str, int]]
 
 
 def made_in_calls(call: ModelCall, path: str) -> bool:
-    """Return whether a call, or `train` of the module itself, makes a tensor of a module, by its path, anew if
-    it is missing or too small, as slopes of so many heads: then it may be made of numbers of all heads again."""
+    """Return whether the module that holds a tensor, given by its path, computes it anew where it is missing or empty,
+    in a call or in `train()`. It would then compute it for all heads after a removal, as slopes that are cached. The
+    tensor is taken away for the time of the trial."""
     owner, _, name = path.rpartition(".")
     module = call.model.get_submodule(owner)
     held = getattr(module, name)
@@ -163,8 +174,9 @@ def factor_of_values(value: Tensor, leaf: Tensor, rows: Sequence[Sequence[int]],
 
 
 def inner_factor(said: Callable[[Tensor], Tensor], value: Tensor, own: Tensor | None) -> Tensor | None:
-    """Return the number by which the values of each head, (B, H, T, K), or its weights are multiplied, (H,): what a
-    head says of values that are all `own`, or 1. None if it is not one number for each head."""
+    """Return the number by which the values of each head, (B, H, T, K), or its weights are multiplied, (H,): the output
+    of a head for values that are all `own`, or 1. `said` returns the outputs of all heads for values. None if it is not
+    one number for each head."""
     ones = torch.ones_like(value)
     out = said(ones if own is None else ones * own.view(1, -1, 1, 1))
     by_head = out.movedim(1, 0).flatten(1)

@@ -24,6 +24,7 @@ from mhaprune.discovery.found import (
     NO_GRAD,
     SUM,
     Found,
+    made_of,
     of_heads_alone,
     own_part,
     reads_elsewhere,
@@ -171,6 +172,9 @@ class Trace:
     def _of_call(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Tensor:
         if self.inside or not self.running:
             return attend(query, key, value)
+        states = self.followed.states(self.leaves) if "of_product" in options else []
+        if states and not all(aside(made_of)(x, states) for x in (query, key, value)):
+            return attend(query, key, value)  # such as feed-forward layers with weights for each head
         again = "weights" in options and self._weigh_again(options["weights"])
         if again or not value.numel():  # or of a layer that has lost its head
             return attend(query, key, value)
@@ -268,15 +272,15 @@ class Trace:
             return self._add(Found(module, H, of_kv, of_roles, columns=columns))
         rows = self._sources("query", query, H) | self._sources("key", key, H) | self._sources("value", value, H)
         numbers: dict[str, int] = {}
-        for name, made_of in zip(ROLES, (query, key, value), strict=True):
-            if isinstance(rows.get(name), str) and made_of.shape[1] in (1, H):
+        for name, x in zip(ROLES, (query, key, value), strict=True):
+            if isinstance(rows.get(name), str) and x.shape[1] in (1, H):
                 self.unexplained = True
                 holds = any(is_linear(part) for part in module.modules())
                 layer = self.paths[module] if holds else self.paths[module].rpartition(".")[0]
-                if own := self._by_weights(made_of):  # a tensor of other layers too is an argument, found later
+                if own := self.followed.parts(x):  # a tensor of other layers too is an argument, found later
                     numbers |= {path: dim for path, dim in own.items() if within(path, layer)}
                     del rows[name]
-                elif not (read := reached(made_of.sum(), self.leaves)) and bool((made_of == made_of[:, :1]).all()):
+                elif not (read := reached(x.sum(), self.leaves)) and bool((x == x[:, :1]).all()):
                     del rows[name]  # such as vectors of positions, which serve all heads
                 elif not any(within(self.paths[m], layer) for m, *_ in read):
                     rows[name] = NOTHING  # but an earlier layer
@@ -292,16 +296,6 @@ class Trace:
         if not torch.is_grad_enabled():
             found.unusable = NO_GRAD
         return self._add(found)
-
-    def _by_weights(self, heads: Tensor) -> dict[str, int]:
-        """Return the tensors of the model, by their path, that make these heads, (B, H, T, K), with the dimension of
-        the heads: as where code multiplies with a parameter of its own."""
-        made = [each for each in self.followed.stored.items() if each[1].dim() > 1 and heads.requires_grad]
-        tensors = [tensor for _, tensor in made]
-        read = torch.autograd.grad(heads.sum(), tensors, retain_graph=True, allow_unused=True) if made else ()
-        made = [each for each, gradient in zip(made, read, strict=True) if gradient is not None]
-        dims, _ = dimensions_of_heads([heads], [tensor for _, tensor in made])
-        return {name: dim for (name, _), dim in zip(made, dims, strict=True) if dim is not None}
 
     def _add(self, found: Found) -> Found:
         sources = [found.rows.get(name) for name in ("query", "key", "value")]

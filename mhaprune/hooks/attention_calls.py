@@ -48,7 +48,8 @@ class AttentionCalls(TorchFunctionMode):
     of examples and heads. Attention is a call of `F.scaled_dot_product_attention`, or two matrix products: the first
     becomes weights that sum to 1, or to less if a sink takes the rest, the second multiplies them with the values. In
     the second form `options` holds the weights, (*lead, T, U), and, if a factor of each head or query multiplies them,
-    this factor as `sums`, (*lead, 1 or T, 1), or what a sink takes as `sink`, (*lead, T, 1).
+    this factor as `sums`, (*lead, 1 or T, 1), or what a sink takes as `sink`, (*lead, T, 1). Weights that no softmax
+    made, such as those of a sigmoid, may have any sums; then there is `of_product`.
     """
 
     def __init__(self, through: Callable[[Attend, Tensor, Tensor, Tensor, dict[str, Any]], Any]) -> None:
@@ -57,9 +58,11 @@ class AttentionCalls(TorchFunctionMode):
         self.products: dict[tuple[int, ...], Made] = {}
         """The recent matrix products, by their size and last two dimensions."""
         self.made = WeakIdKeyDictionary()
-        """For each tensor that was made number by number of products, these, by their sizes."""
-        self.shares: Callable[[], Tensor | None] = lambda: None
-        """The result of the last softmax, or what was made of it number by number, perhaps without the last keys."""
+        """The products that a tensor was computed from, number by number (elementwise), by their sizes."""
+        self.unmixed = WeakIdKeyDictionary()
+        """Those of these tensors that no linear map made, with nothing."""
+        self.last_softmax: Callable[[], Tensor | None] = lambda: None
+        """Returns the result of the last softmax, or what was computed of it elementwise, perhaps of fewer keys."""
         self.sunk = False
         """True if keys were left out: what is missing of the sum of its weights goes to a sink."""
 
@@ -79,8 +82,9 @@ class AttentionCalls(TorchFunctionMode):
             known: dict[tuple[int, ...], Made] = self.made.get(given, self.products)
             if (size := _size(weights.shape)) not in known and size not in self.products:
                 continue
-            if options := _weights(weights, given is self.shares() and factors.sums_last(swapped), self.sunk):
-                made = known.get(size) or self.products[size]
+            made, last = known.get(size) or self.products[size], factors.sums_last(swapped)
+            of_product = last and made.both > 0 and given in self.unmixed and size in known
+            if options := _weights(weights, last and given is self.last_softmax(), self.sunk, of_product):
                 return back(self._weighted(weights, value, options, made)).contiguous()
         of_sizes: dict[tuple[int, ...], Made] = {}
         for swapped in (True, False):
@@ -90,26 +94,27 @@ class AttentionCalls(TorchFunctionMode):
             of_sizes[_size(shape)] = Made(both, lead, first, second.mT)
         self.products |= of_sizes
         product = func(*args, **kwargs)
-        self.made[product] = of_sizes
+        self.made[product], self.unmixed[product] = of_sizes, None
         return product
 
     def _follow(self, func: Any, given: Sequence[Any], said: Any) -> None:
         """Note what becomes of products, and of the result of a softmax. A linear map of it mixes heads."""
         if isinstance(said, Tensor) and said not in self.made:
-            made = [
-                self.made[x] for x in given if isinstance(x, Tensor) and x.numel() == said.numel() and x in self.made
-            ]
-            if made:  # of a sum with a product of positions, that which has queries and keys of each example and head
+            same = [x for x in given if isinstance(x, Tensor) and x.numel() == said.numel() and x in self.made]
+            if made := [self.made[x] for x in same]:
+                # Of a sum with a product of positions, that which has queries and keys of each example and head.
                 sizes = dict.fromkeys(chain(*made))
                 best = partial(max, key=lambda each: each.both)
                 self.made[said] = {size: best(each[size] for each in made if size in each) for size in sizes}
-        last = self.shares()
+                if func not in MAPS and any(x in self.unmixed for x in same):
+                    self.unmixed[said] = None
+        last = self.last_softmax()
         if func in SOFTMAXES:
-            self.shares, self.sunk = weakref.ref(said), False
+            self.last_softmax, self.sunk = weakref.ref(said), False
         elif isinstance(said, Tensor) and last is not None and any(x is last for x in given) and func not in MAPS:
             fewer = fewer_keys(said, last)
             if fewer or said.numel() == last.numel():
-                self.shares, self.sunk = weakref.ref(said), self.sunk or fewer
+                self.last_softmax, self.sunk = weakref.ref(said), self.sunk or fewer
 
     def _weighted(self, weights: Tensor, value: Tensor, options: Any, made: Made) -> Tensor:
         query, key = (_led(x, made.lead, weights.shape[:-2]) for x in (made.query, made.key))
@@ -128,11 +133,12 @@ def _led(x: Tensor, lead: Sequence[int], now: Sequence[int]) -> Tensor:
     return x.expand(*lead, *x.shape[-2:]).reshape(*now, *x.shape[-2:])
 
 
-def _weights(scores: Tensor, of_softmax: bool, sunk: bool) -> dict[str, Tensor]:
+def _weights(scores: Tensor, of_softmax: bool, sunk: bool, of_product: bool) -> dict[str, Any]:
     """Return the options of attention with these weights, see `AttentionCalls`; none if they are no weights.
 
     Weights that are known to come from a softmax (`of_softmax`) may sum to another number for each query, as behind a
     gate, or to 0 for one that sees nothing. If that softmax had more keys (`sunk`), a sink takes what is missing of 1.
+    So may weights that were computed elementwise of the product of queries and keys (`of_product`), as by a sigmoid.
     """
     seen = scores.detach()
     sums = seen.sum(dim=-1, keepdim=True, dtype=torch.float)
@@ -144,12 +150,13 @@ def _weights(scores: Tensor, of_softmax: bool, sunk: bool) -> dict[str, Tensor]:
         return {"weights": scores}
     first = sums[..., :1, :]
     alike = sums.shape[-2] > 1 and first.any() and torch.allclose(sums, first.expand_as(sums), rtol=5e-3, atol=0)
-    if not alike and not (positive and of_softmax):
+    if not alike and not (positive and (of_softmax or of_product)):
         return {}
     factor = first if alike else sums
     shares = (scores / factor.where(factor != 0, 1).to(scores)).nan_to_num()
     known = of_softmax or bool((shares >= 0).all())  # differences of two softmaxes may be below 0 (Ye et al. 2025)
-    return {"weights": shares, "sums": factor.to(seen)} if known else {}
+    more = {} if of_softmax or alike else {"of_product": True}
+    return {"weights": shares, "sums": factor.to(seen)} | more if known else {}
 
 
 @contextmanager
@@ -251,6 +258,8 @@ def attention_in_window(
 def _near(path: str, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any], window: Window) -> Tensor:
     """Return the outputs of the heads, (B, H, T, K), if they see only the window."""
     T, U = query.shape[-2], key.shape[-2]
+    if "of_product" in options:
+        raise ValueError(f"{path}: its weights are of no softmax, so what a head says of a window is not known")
     now, places = _visible(options, T, U, key.device)
     if T != U:
         raise ValueError(f"{path}: reads a cache, in which its heads have no window; write use_cache=False")

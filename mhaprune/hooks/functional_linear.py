@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from mhaprune.hooks.products import WeightProduct, place_of
 
 
 @contextmanager
@@ -23,9 +26,9 @@ def calls_begun(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 class WeightsInUse(TorchFunctionMode):
-    """A mode of torch in which `F.linear` with the weight of a linear module returns `through(module, input, output)`,
-    to which the bias is added. `running` are the modules whose calls have begun; the last one's own call of `F.linear`
-    is left alone."""
+    """A mode of torch in which a product with the weight of a linear module, as by `F.linear` or `x @ module.weight.T`,
+    returns `through(module, input, output)`, to which the bias is added. `running` are the modules whose calls have
+    begun; the last one's own call of `F.linear` is left alone."""
 
     def __init__(
         self,
@@ -35,15 +38,15 @@ class WeightsInUse(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.running, self.through = running, through
-        self.modules: dict[Any, nn.Module] = {
-            module.weight: module for module in modules if isinstance(module, nn.Linear)
-        }
+        self.modules = {place_of(module.weight): module for module in modules if isinstance(module, nn.Linear)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {}) if func is F.linear else {}
-        module = self.modules.get(given.get("weight"))
-        if module is None or self.running[-1:] == [module]:
-            return func(*args, **(kwargs or {}))
-        bias = given.pop("bias", None)
-        made = self.through(module, given["input"], func(**given))
-        return made if bias is None else made + bias
+        for product in WeightProduct.of(func, args, kwargs or {}):
+            module = self.modules.get(place_of(weight := product.matrix(product.weight)))
+            if module is not None and weight is not None and self.running[-1:] != [module]:
+                made = product.by(partial(self._through, module, weight))
+                return made if product.bias is None else made + product.bias
+        return func(*args, **(kwargs or {}))
+
+    def _through(self, module: nn.Module, weight: Tensor, x: Tensor) -> Tensor:
+        return self.through(module, x, F.linear(x, weight))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import ascii_letters
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -111,6 +111,68 @@ class Factors:
         left = [each for each in now if each not in (ROW, COLUMN)]
         both = sum(each in lb and each in out for each in la)
         return Product(first, second, lambda x: x.squeeze(single).permute([left.index(each) for each in out]), both)
+
+
+class WeightProduct(NamedTuple):
+    """A product of a tensor and a weight, with a letter for each dimension, see `Factors`."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    of_x: str
+    of_weight: str
+    of_result: str
+
+    @classmethod
+    def of(cls, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Self]:
+        """Return the product that a function of torch is, with either factor as the weight."""
+        factors = Factors.of(func, args, kwargs, least=2)
+        if factors is None or {"alpha", "beta"} & kwargs.keys():  # of `torch.addmm`
+            return []
+        (of_one, of_other, result), one, other = factors.letters, factors.one, factors.other
+        return [
+            cls._of(one, other, factors.added, of_one, of_other, result),
+            cls._of(other, one, factors.added, of_other, of_one, result),
+        ]
+
+    @classmethod
+    def _of(cls, x: Tensor, weight: Tensor, bias: Any, of_x: str, of_weight: str, result: str) -> Self:
+        single = [n for n, each in enumerate(of_x) if x.shape[n] == 1 and each in of_weight and each in result]
+        left = "".join(each for n, each in enumerate(of_x) if n not in single)  # the weight alone has these dimensions
+        return cls(x.squeeze(single) if single else x, weight, bias, left, of_weight, result)
+
+    @property
+    def inputs(self) -> str:
+        return "".join(each for each in self.of_weight if each in self.of_x and each not in self.of_result)
+
+    @property
+    def outputs(self) -> str:
+        return "".join(each for each in self.of_weight if each in self.of_result and each not in self.of_x)
+
+    @property
+    def kept(self) -> str:
+        return "".join(each for each in self.of_x if each not in self.of_weight)
+
+    def matrix(self, weight: Tensor) -> Tensor | None:
+        """Return a weight as (O, I); None if the product is no linear map of all its inputs, as if each head has a map
+        of its own."""
+        order, count = self.outputs + self.inputs, len(self.outputs)
+        if not 0 < count < len(order) == len(self.of_weight):
+            return None
+        dims = [self.of_weight.index(each) for each in order]
+        return weight.permute(dims).flatten(0, count - 1).flatten(1)
+
+    def by(self, linear: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the result, computed by a linear module, or another function of inputs (..., I)."""
+        x = self.x.permute([self.of_x.index(each) for each in self.kept + self.inputs])
+        said = linear(x.flatten(-len(self.inputs)))
+        said = said.unflatten(-1, [self.weight.shape[self.of_weight.index(each)] for each in self.outputs])
+        return said.permute([(self.kept + self.outputs).index(each) for each in self.of_result])
+
+
+def place_of(weight: Tensor | None) -> Any:
+    """Return where the numbers of a matrix stand in memory, and in which order; None for no numbers."""
+    return (weight.data_ptr(), weight.shape, weight.stride()) if weight is not None and weight.numel() else None
 
 
 def _letters(equation: str, sizes: Sequence[int]) -> tuple[str, str, str] | None:

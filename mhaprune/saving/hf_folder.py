@@ -21,7 +21,7 @@ from mhaprune.hooks import windows
 from mhaprune.saving.model_card import write_card
 from mhaprune.storage.store import write_bytes, write_json
 from mhaprune.surgery import reshaping
-from mhaprune.surgery.record import written_by
+from mhaprune.surgery.record import before_saving
 
 CODE = "modeling_mhaprune"
 """The name of the Python module in a folder."""
@@ -60,7 +60,7 @@ def saves_with_code(model: Any) -> None:
     model.save_pretrained = partial(write_with_code, model)
 
 
-written_by.append(saves_with_code)
+before_saving.append(saves_with_code)
 
 
 def write_with_code(model: Any, folder: str | Path, *arguments: Any, **named: Any) -> str:

@@ -45,7 +45,7 @@ def load_removal(folder: Path, model: nn.Module | None) -> nn.Module:
         for path, heads in cut.heads.items():
             if path not in {*cut.attributes, *cut.shapes} and not path.endswith(MAP):  # what a parameter reads
                 keep_heads(smaller, path, heads)
-        cut.noted(smaller)
+        cut.leave_in(smaller)
         for name, tensor in (*smaller.named_parameters(), *smaller.named_buffers()):
             if name in weights:
                 tensor.data = tensor.data.to(weights[name].dtype)

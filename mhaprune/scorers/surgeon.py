@@ -18,8 +18,8 @@ from mhaprune.scorers.prediction import in_passes, inverse_covariances
 from mhaprune.settings.ranges import Gt, Within
 from mhaprune.subject import Subject
 
-FULL = 0.8
-"""The share of the units in a tensor below which those that are gone are taken out of it."""
+COMPACT_BELOW = 0.8
+"""Once fewer units than this share of those in a tensor are left, the tensor is made anew without the others."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Surgeon(Scorer):
     ridge: Annotated[float, Gt(0)] = 1e-3
     """The penalty on squared coefficients, as a multiple of the mean variance of an input."""
     step: Annotated[float, Within(0, 1)] = 0.05
-    """The share of the units that are left which goes at once, at least one unit. Smaller steps take longer; 1 looks at
-    each unit alone."""
+    """How many units go in one step, at least one, as a share of those that are left. Smaller steps take longer; with 1
+    each unit is looked at alone."""
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
@@ -61,7 +61,7 @@ class Surgeon(Scorer):
         rises_H, left, at, highest = weights_HKD.new_zeros(H), torch.arange(H), torch.arange(H), 0.0
         inverse_WW, flat_WD = inverse_WW.clone(), weights_HKD.flatten(0, 1).to(inverse_WW, copy=True)
         while len(left):  # `at` says where in the tensors the units `left` are
-            if len(at) < FULL * len(flat_WD) // K:
+            if len(at) < COMPACT_BELOW * len(flat_WD) // K:
                 columns = _columns(at, K)
                 inverse_WW, flat_WD, at = inverse_WW[columns][:, columns], flat_WD[columns], torch.arange(len(at))
             own_HKK = inverse_WW.unflatten(0, (-1, K)).unflatten(-1, (-1, K)).diagonal(dim1=0, dim2=2).movedim(-1, 0)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 
-from mhaprune.settings.plugins import allowed, conf_folder, find_class, modules, shipped
+from mhaprune.settings.plugins import allowed, conf_folder, find_class, how_to_install, modules
 from mhaprune.settings.ranges import Checked, expected, fits
 
 Settings = dict[str, Any]
@@ -46,7 +46,7 @@ def option(name: str, groups: Mapping[str, type]) -> Any:
     others |= {other: (group, content.get(group, content)) for group, other, _, content in found if group in groups}
     if name not in others:
         kinds = " or ".join(groups)
-        if command := shipped(name):
+        if command := how_to_install(name):
             raise ValueError(f"{'/'.join(groups)}={name}: {command}")
         raise ValueError(f"{'/'.join(groups)}={name}: no such {kinds}, {did_you_mean(name, [*files, *others])}")
     group, settings = others[name]

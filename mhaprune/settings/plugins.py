@@ -35,7 +35,7 @@ def allow(packages: Iterable[str]) -> None:
         _allowed.add(package)
 
 
-def from_folder(typed: Iterable[str]) -> list[str]:
+def allow_typed(typed: Iterable[str]) -> list[str]:
     """Allow and return the packages that the user typed after `plugins=` (also from the working folder), and all
     installed plug-ins. Raises ValueError for a package that cannot be imported."""
     names = [name.strip() for text in typed for name in text.strip("[]\"'").split(",") if name.strip()]
@@ -90,7 +90,7 @@ def _has_extra(extra: str) -> bool:
     return False
 
 
-def shipped(name: str) -> str:
+def how_to_install(name: str) -> str:
     """Return what to do for an option of this name, of a package of `examples/` or in our wheel; empty for none."""
     places = CHECKOUT.glob("examples/*/mhaprune_*" if _in_checkout() else "mhaprune_*")
     for package in sorted(places):

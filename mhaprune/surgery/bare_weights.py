@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.hooks.functional_linear import calls_begun
-from mhaprune.hooks.products import Factors
+from mhaprune.hooks.products import WeightProduct, place_of
 from mhaprune.hooks.pytree import is_linear
 from mhaprune.surgery.copying import copied
 from mhaprune.surgery.record import Cut
@@ -79,63 +79,6 @@ def _fitted(sizes: Sequence[int], total: int, parts: int = 1) -> list[int]:
     return [total // rest if n == free else size for n, size in enumerate(sizes)]
 
 
-class Product(NamedTuple):
-    """A product of a tensor and a weight, with a letter for each dimension, see `Factors`."""
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    of_x: str
-    of_weight: str
-    of_result: str
-
-    @classmethod
-    def of(cls, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Self]:
-        """Return the product that a function of torch is, with either factor as the weight."""
-        factors = Factors.of(func, args, kwargs, least=2)
-        if factors is None or {"alpha", "beta"} & kwargs.keys():  # of `torch.addmm`
-            return []
-        (of_one, of_other, result), one, other = factors.letters, factors.one, factors.other
-        return [
-            cls._of(one, other, factors.added, of_one, of_other, result),
-            cls._of(other, one, factors.added, of_other, of_one, result),
-        ]
-
-    @classmethod
-    def _of(cls, x: Tensor, weight: Tensor, bias: Any, of_x: str, of_weight: str, result: str) -> Self:
-        single = [n for n, each in enumerate(of_x) if x.shape[n] == 1 and each in of_weight and each in result]
-        left = "".join(each for n, each in enumerate(of_x) if n not in single)  # the weight alone has these dimensions
-        return cls(x.squeeze(single) if single else x, weight, bias, left, of_weight, result)
-
-    @property
-    def inputs(self) -> str:
-        return "".join(each for each in self.of_weight if each in self.of_x and each not in self.of_result)
-
-    @property
-    def outputs(self) -> str:
-        return "".join(each for each in self.of_weight if each in self.of_result and each not in self.of_x)
-
-    @property
-    def kept(self) -> str:
-        return "".join(each for each in self.of_x if each not in self.of_weight)
-
-    def matrix(self, weight: Tensor) -> Tensor | None:
-        """Return a weight as (O, I); None if the product is no linear map of all its inputs, as if each head has a map
-        of its own."""
-        order, count = self.outputs + self.inputs, len(self.outputs)
-        if not 0 < count < len(order) == len(self.of_weight):
-            return None
-        dims = [self.of_weight.index(each) for each in order]
-        return weight.permute(dims).flatten(0, count - 1).flatten(1)
-
-    def by(self, module: nn.Module) -> Tensor:
-        """Return the result, computed by a linear module."""
-        x = self.x.permute([self.of_x.index(each) for each in self.kept + self.inputs])
-        said: Tensor = module(x.flatten(-len(self.inputs)))
-        said = said.unflatten(-1, [self.weight.shape[self.of_weight.index(each)] for each in self.outputs])
-        return said.permute([(self.kept + self.outputs).index(each) for each in self.of_result])
-
-
 class _Products(TorchFunctionMode):
     """A mode of torch that notes by which parts of parameters the layers multiply that own them. `running` are the
     modules whose calls have begun."""
@@ -153,7 +96,7 @@ class _Products(TorchFunctionMode):
         }
         self.views: dict[int, tuple[Tensor, nn.Parameter, list[Any]]] = {}
         """By identity: a view of a parameter, this parameter, and the steps that make the view."""
-        self.products: dict[int, tuple[Tensor, Product, Any]] = {}
+        self.products: dict[int, tuple[Tensor, WeightProduct, Any]] = {}
         """By identity: what a product is, to which a bias may be added next, the product, and its weight."""
         self.seen: dict[tuple[nn.Module, str], list[Use]] = {}
         """By layer and parameter."""
@@ -168,7 +111,7 @@ class _Products(TorchFunctionMode):
         if known and (getattr(func.__self__, "__name__", "") if name == "__get__" else name) in VIEWS:
             for n, each in enumerate(out) if isinstance(out, tuple | list) else [(None, out)]:
                 self.views[id(each)] = (each, known[1], [*known[2], (func, args[1:], kwargs, n)])
-        for product in Product.of(func, args, kwargs):
+        for product in WeightProduct.of(func, args, kwargs):
             if known := self._known(product.weight):
                 self.products[id(out)] = (out, product, known)
                 self._note(product, known[1], known[2])
@@ -182,7 +125,7 @@ class _Products(TorchFunctionMode):
     def _known(self, x: Any) -> tuple[Tensor, nn.Parameter, list[Any]] | None:
         return (x, x, []) if isinstance(x, nn.Parameter) and id(x) in self.owners else self.views.get(id(x))
 
-    def _note(self, product: Product, parameter: nn.Parameter, steps: Sequence[Any]) -> None:
+    def _note(self, product: WeightProduct, parameter: nn.Parameter, steps: Sequence[Any]) -> None:
         layer, name = self.owners[id(parameter)]
         matrix = product.matrix(_places(parameter, steps))
         if layer not in self.running:
@@ -353,14 +296,14 @@ class LinearParameters(TorchFunctionMode):
         super().__init__()
         self.layer = layer
         self.given: dict[str, Tensor] = {}
-        self.maps: dict[tuple[int, torch.Size], tuple[nn.Linear, Tensor]] = {}
-        """The modules, by the place in memory and the shape of their weights as they are in `given`."""
+        self.maps: dict[Any, nn.Linear] = {}
+        """The modules, by the place in memory of their weights as they are in `given`."""
         for name, layout in layer.linear_parameters.items():
             parts = [layer.get_submodule(path) for path in layout.paths(name)]
             matrix = _joined([part.weight for part in parts])
             self.given[name] = layout.parameter(matrix)
             for part, weight in zip(parts, matrix.split([len(each.weight) for each in parts]), strict=True):
-                self.maps[weight.data_ptr(), weight.shape] = (part, weight)
+                self.maps[place_of(weight)] = part
         for bias, (paths, shape) in layer.linear_biases.items():
             numbers = _joined([layer.get_submodule(path).bias for path in paths])
             self.given[bias] = numbers.view(_fitted(shape, len(numbers)))
@@ -376,12 +319,8 @@ class LinearParameters(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for product in Product.of(func, args, kwargs):
-            matrix = product.matrix(product.weight) if product.weight.numel() else None
-            if matrix is None:
-                continue
-            module, weight = self.maps.get((matrix.data_ptr(), matrix.shape), (None, matrix))
-            if module is not None and matrix.stride() == weight.stride():
+        for product in WeightProduct.of(func, args, kwargs):
+            if module := self.maps.get(place_of(product.matrix(product.weight))):
                 said = product.by(module)
                 return said if product.bias is None else said + product.bias
         return func(*args, **kwargs)

@@ -1,7 +1,7 @@
 """Call the linear modules whose weights a layer hands to functions, so that hooks on them see what they read.
 
-Such are `F.linear(x, self.proj.weight)`, and `F.multi_head_attention_forward`, which is computed here step by step and
-so runs with any number of heads.
+Such are `F.linear(x, self.proj.weight)`, `x @ self.proj.weight.T`, and `F.multi_head_attention_forward`, which is
+computed here step by step and so runs with any number of heads.
 
 Dimensions: B = batch, T = queries, U = keys, H = heads, K = head_dim, E = width of the model.
 """
@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from mhaprune.hooks.attention_calls import AttentionCalls
 from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.hooks.functional_linear import WeightsInUse, calls_begun
+from mhaprune.hooks.products import WeightProduct, place_of
 from mhaprune.surgery.reshaping import surround
 
 ATTRIBUTES = ("called_maps", "width_of_heads")
@@ -109,29 +110,29 @@ class CalledMaps(TorchFunctionMode):
     def __init__(self, layer: Any) -> None:
         super().__init__()
         parts = [*layer.modules()]
-        self.maps: dict[Any, nn.Linear] = {parts[n].weight: parts[n] for n in layer.called_maps}
+        self.maps: dict[Any, nn.Linear] = {place_of(parts[n].weight): parts[n] for n in layer.called_maps}
         self.width = layer.width_of_heads
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.linear:
-            given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-            return self.linear(given["input"], given["weight"], given.get("bias"))
         if func is F.multi_head_attention_forward and self.width:
             given = _arguments(args, kwargs)
             more = ("bias_k", "bias_v", "static_k", "static_v")
             if not given["add_zero_attn"] and all(given[name] is None for name in more):
                 return self.attention(given)
+        for product in WeightProduct.of(func, args, kwargs):
+            if module := self.maps.get(place_of(product.matrix(product.weight))):
+                own, bias = module.bias, product.bias
+                if own is not None and bias is not None and (bias is own or torch.equal(bias, own)):
+                    return product.by(module)
+                said = product.by(partial(_without_bias, module))
+                return said if bias is None else said + bias
         return func(*args, **kwargs)
 
-    def linear(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
-        module = self.maps.get(weight)
-        if module is None or (bias is None) != (module.bias is None):
-            return F.linear(x, weight, bias)
-        if bias is None or bias is module.bias or torch.equal(bias, module.bias):
-            out: Tensor = module(x)
-            return out
-        return F.linear(x, weight, bias)
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute `F.linear` by the linear module that has this weight, if there is one."""
+        out: Tensor = self.__torch_function__(F.linear, (), (x, weight, bias))
+        return out
 
     def attention(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         """Compute `F.multi_head_attention_forward` with as many heads as the weights have. States are (T, B, E)."""
@@ -165,6 +166,16 @@ class CalledMaps(TorchFunctionMode):
         weights = apart if given["use_separate_proj_weight"] else weight.chunk(3)
         biases = (None,) * 3 if bias is None else bias.split([len(each) for each in weights])
         return [self.linear(*each) for each in zip(inputs, weights, biases, strict=True)]
+
+
+def _without_bias(module: nn.Linear, x: Tensor) -> Tensor:
+    """Call a linear module, and its hooks, whose bias the layer adds itself, or not at all."""
+    bias, module._parameters["bias"] = module._parameters["bias"], None
+    try:
+        out: Tensor = module(x)
+        return out
+    finally:
+        module._parameters["bias"] = bias
 
 
 def _arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:

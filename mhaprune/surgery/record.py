@@ -14,8 +14,9 @@ from mhaprune.hooks.blocks import Unsupported, within
 from mhaprune.surgery.handed_weights import call_maps
 from mhaprune.surgery.reshaping import finish
 
-written_by: list[Callable[[Any], None]] = []
-"""The functions that make a model of transformers that has lost heads write what reads it again; `saving` adds one."""
+before_saving: list[Callable[[Any], None]] = []
+"""Functions that are called with a model of transformers that has lost heads. `saving` adds one that makes the model
+save the code that reads it again; this room is below that one and cannot import it."""
 VERSION = 1
 """The version of the note that a removal leaves in a config."""
 
@@ -35,8 +36,8 @@ class Cut:
 
     @classmethod
     def of(cls, model: nn.Module) -> Cut | None:
-        """Return the description of all removals that a model and its parts have had, read from the notes that `noted`
-        made; None if there were none.
+        """Return the description of all removals that a model and its parts have had, read from the notes that
+        `leave_in` made; None if there were none.
 
         Raises `Unsupported` if this version cannot read a description.
         """
@@ -77,7 +78,11 @@ class Cut:
         }
         return Cut(self.shapes | later.shapes, attributes, self.heads | later.heads)
 
-    def noted(self, model: nn.Module) -> None:
+    def set(self, path: str, attributes: dict[str, Any]) -> None:
+        """Add attributes of the module at this path."""
+        self.attributes[path] = self.attributes.get(path, {}) | attributes
+
+    def leave_in(self, model: nn.Module) -> None:
         """Apply the attributes, and leave this description for `of`: in the config of transformers, which is saved with
         the weights, or on another model itself."""
         path, part = pretrained_in(model)
@@ -91,7 +96,7 @@ class Cut:
         inside = len(path) + 1 if path else 0
         finish(part, self._renamed(lambda name: name[inside:]).attributes)
         part.config.mhaprune = vars(total._renamed(lambda name: name[inside:]))
-        for prepare in written_by:
+        for prepare in before_saving:
             prepare(part)
 
     def _renamed(self, name: Callable[[str], str]) -> Cut:

@@ -12,33 +12,24 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention, Projection
-from mhaprune.hooks.blocks import (
-    ROLES,
-    Block,
-    Rows,
-    Source,
-    Unsupported,
-    around,
-    block_of,
-    weight_of,
-)
-from mhaprune.hooks.pytree import is_convolution, is_linear
+from mhaprune.hooks.blocks import ROLES, Block, Unsupported, around, block_of, weight_of
 from mhaprune.surgery.copying import copied
-from mhaprune.surgery.counts import attributes_around, attributes_left, count_own_keys, counted, shares_its_bias
+from mhaprune.surgery.counts import attributes_around, attributes_left, counted, shares_its_bias
 from mhaprune.surgery.handed_weights import ATTRIBUTES
+from mhaprune.surgery.own_keys import shares_evenly, with_own_keys
 from mhaprune.surgery.record import Cut
-from mhaprune.surgery.reshaping import KEPT_IN, keep_numbers, store, tables, tie, ties
+from mhaprune.surgery.reshaping import KEPT_IN, keep_numbers, tables, tie, ties
+from mhaprune.surgery.resizing import has_sizes, resize
 from mhaprune.surgery.torch_attention import TorchAttention
 
 
-class Loss(NamedTuple):
+class Removal(NamedTuple):
     """The removal of heads from a block."""
 
     place: int
@@ -76,9 +67,9 @@ def remove_heads(
     """
     tensors = (*model.parameters(), *model.buffers()) if shared else ()
     model = copied(model, {id(tensor): tensor for tensor in tensors})
-    tied = ties(model)
-    left, cut = [], Cut()
-    generic: list[Loss] = []
+    tied, cut = ties(model), Cut()
+    left: list[Block] = []
+    removals: list[Removal] = []
     for block, keep in zip(blocks, kept, strict=True):
         layer = model.get_submodule(block.owner)
         if len(keep) == block.heads and not (isinstance(layer, MultiHeadAttention) and layer.gate):
@@ -91,70 +82,105 @@ def remove_heads(
             left.append(block_of(layer, block.owner, block.path, cross=block.cross, names=names))
             cut.heads[block.owner] = list(names)
         else:
-            if not _shares_evenly(model, block, keep):
+            if not shares_evenly(model, block, keep):
                 block = with_own_keys(model, block)
-            generic.append(Loss(len(left), block, list(keep), _staying(model, block, keep)))
-            left.append(block)  # see below
-    _renumber(model, generic)
-    dropped, unread = _rows_to_drop(generic), _columns_to_drop(generic)
-    lost = {loss.place: loss for loss in generic}
+            removals.append(Removal(len(left), block, list(keep), _staying(model, block, keep)))
+            left.append(block)
+    _renumber(model, removals)
+    rows, columns = _rows_to_drop(removals), _columns_to_drop(removals)
+    of_place = {removal.place: removal for removal in removals}
     for n, block in enumerate(left):  # another block may share maps with one that loses heads
         every = list(range(block.heads))
-        left[n] = _block_without(lost.get(n, Loss(n, block, every, every)), dropped, unread)
-    widths: dict[str, tuple[int, int]] = {}
-    for path, rows in dropped.items():
-        module: Any = model.get_submodule(path)
-        width = len(weight_of(module))
-        resize(module, rows=[row for row in range(width) if row not in rows])
-        cut.shapes[path] = list(module.weight.shape)
-        widths[path] = (width, width - len(rows))
-    for path, gone in unread.items():
-        out: Any = model.get_submodule(path)
-        lost_columns = {*gone}
-        resize(out, columns=[column for column in range(weight_of(out).shape[1]) if column not in lost_columns])
-        cut.shapes[path] = list(out.weight.shape)
-    for number, block, keep, stay in generic:
-        for path in block.outs:
-            if stay and not keep:
-                if block.columns[0][0] - bisect_left(unread[path], block.columns[0][0]) > 0:
-                    raise MustKeep(f"{block.path}: must keep a head, because {path} reads others before its heads")
-                weight_of(model.get_submodule(path)).data[:, : len(block.columns[0])] = 0
-                cut.attributes[path] = {"silent_columns": len(block.columns[0])}
-        attention: Any = model.get_submodule(block.path)
-        for path, dim, of in _numbers(model, block):
-            places, parts = sorted({of[h] for h in stay}), len({*of})
-            numbers = keep_numbers(model, path, places, dim, parts)
-            cut.shapes[path] = list(numbers.shape)
-            if not isinstance(numbers, nn.Parameter):
-                of_keys = (path, dim) in block.numbers_of_keys
-                first = blocks[number].of_kv if of_keys else of  # before `with_own_keys`
-                _note_places(model, path, dim, len({*first}), [first[of.index(part)] for part in places], cut)
-            holder = path.rpartition(".")[0]
-            if block.kind == "neuron" or _has_sizes(model.get_submodule(holder)):
-                _set_sizes(model, holder, counted(block, stay)[parts < block.heads], cut)
-        cut.heads[block.noted] = [block.names[h] for h in keep]
-        place = block.noted if block.kind == "neuron" else block.path
-        cut.attributes[place] = cut.attributes.get(place, {}) | attributes_left(attention, block, stay)
-        for path, values in attributes_around(model, block, stay).items():
-            cut.attributes[path] = cut.attributes.get(path, {}) | values
-        if block.translated:
-            made = [widths[source.rows.path] for source in block.made_by if source.role]
-            holder = around(block.path, *block.outs)
-            before = cut.attributes.get(holder, {}).get("sizes_of_heads")
-            before = getattr(model.get_submodule(holder), "sizes_of_heads", []) if before is None else before
-            beside = [each for each in blocks if each is not block and around(each.path, *each.outs) == holder]
-            cut.attributes.setdefault(holder, {})["sizes_of_heads"] = tables(before, block, stay, made, beside)
+        left[n] = _block_without(of_place.get(n, Removal(n, block, every, every)), rows, columns)
+    widths = _resize_maps(model, rows, columns, cut)
+    for removal in removals:
+        _silence(model, removal, columns, cut)
+        _cut_numbers(model, removal, blocks[removal.place], cut)
+        _note_counts(model, removal, cut)
+        if removal.block.translated:
+            _note_sizes(model, removal, widths, blocks, cut)
     for path, part in model.named_modules() if cut.heads else ():
         if "called_maps" in vars(part):
-            cut.attributes[path] = cut.attributes.get(path, {}) | {name: getattr(part, name) for name in ATTRIBUTES}
+            cut.set(path, {name: getattr(part, name) for name in ATTRIBUTES})
     if not shared:
         _keep_ties(model, tied)
     if cut.heads:
-        cut.noted(model)
+        cut.leave_in(model)
     return model, left
 
 
-def _renumber(model: Any, cut: Sequence[Loss]) -> None:
+def _resize_maps(
+    model: nn.Module, rows: Mapping[str, set[int]], columns: Mapping[str, Sequence[int]], cut: Cut
+) -> dict[str, tuple[int, int]]:
+    """Drop these rows and columns of linear modules, in place. Return the number of rows of each before and after."""
+    widths: dict[str, tuple[int, int]] = {}
+    for path, gone in rows.items():
+        module: Any = model.get_submodule(path)
+        width = len(weight_of(module))
+        resize(module, rows=[row for row in range(width) if row not in gone])
+        cut.shapes[path] = list(module.weight.shape)
+        widths[path] = (width, width - len(gone))
+    for path, unread in columns.items():
+        out: Any = model.get_submodule(path)
+        lost = {*unread}
+        resize(out, columns=[column for column in range(weight_of(out).shape[1]) if column not in lost])
+        cut.shapes[path] = list(out.weight.shape)
+    return widths
+
+
+def _silence(model: nn.Module, removal: Removal, columns: Mapping[str, Sequence[int]], cut: Cut) -> None:
+    """Let W_O read nothing of a head that stays in a block without heads, in place."""
+    if removal.keep or not removal.stay:
+        return
+    block = removal.block
+    for path in block.outs:
+        if block.columns[0][0] - bisect_left(columns[path], block.columns[0][0]) > 0:
+            raise MustKeep(f"{block.path}: must keep a head, because {path} reads others before its heads")
+        weight_of(model.get_submodule(path)).data[:, : len(block.columns[0])] = 0
+        cut.set(path, {"silent_columns": len(block.columns[0])})
+
+
+def _cut_numbers(model: nn.Module, removal: Removal, before: Block, cut: Cut) -> None:
+    """Cut the tensors with a part for each head or key-value head, in place. `before` is the block as it was before its
+    heads got keys of their own."""
+    block, stay = removal.block, removal.stay
+    for path, dim, of in _numbers(model, block):
+        places, parts = sorted({of[h] for h in stay}), len({*of})
+        numbers = keep_numbers(model, path, places, dim, parts)
+        cut.shapes[path] = list(numbers.shape)
+        if not isinstance(numbers, nn.Parameter):
+            first = before.of_kv if (path, dim) in block.numbers_of_keys else of
+            _note_places(model, path, dim, len({*first}), [first[of.index(part)] for part in places], cut)
+        holder = path.rpartition(".")[0]
+        if block.kind == "neuron" or has_sizes(model.get_submodule(holder)):
+            _set_sizes(model, holder, counted(block, stay)[parts < block.heads], cut)
+
+
+def _note_counts(model: nn.Module, removal: Removal, cut: Cut) -> None:
+    """Note which heads are left, and the attributes that count them."""
+    _, block, keep, stay = removal
+    cut.heads[block.noted] = [block.names[h] for h in keep]
+    attention = model.get_submodule(block.path)
+    cut.set(block.noted if block.kind == "neuron" else block.path, attributes_left(attention, block, stay))
+    for path, values in attributes_around(model, block, stay).items():
+        cut.set(path, values)
+
+
+def _note_sizes(
+    model: nn.Module, removal: Removal, widths: Mapping[str, tuple[int, int]], blocks: Sequence[Block], cut: Cut
+) -> None:
+    """Note the sizes that the code of a layer names, with those that take their place, see `tables`."""
+    block = removal.block
+    made = [widths[source.rows.path] for source in block.made_by if source.role]
+    holder = around(block.path, *block.outs)
+    before = cut.attributes.get(holder, {}).get("sizes_of_heads")
+    before = getattr(model.get_submodule(holder), "sizes_of_heads", []) if before is None else before
+    others = (each for n, each in enumerate(blocks) if n != removal.place)
+    beside = [each for each in others if around(each.path, *each.outs) == holder]
+    cut.set(holder, {"sizes_of_heads": tables(before, block, removal.stay, made, beside)})
+
+
+def _renumber(model: Any, cut: Sequence[Removal]) -> None:
     """Let the `alignment_heads` of a Whisper, pairs of a layer of cross-attention and a head in it, name the same heads
     when others are gone; None if it has none of them left."""
     config: Any = copy.deepcopy(getattr(model, "generation_config", None))
@@ -185,75 +211,6 @@ def held_weights(model: nn.Module, block: Block) -> Tensor:
     return held if block.call is None else held / block.calls
 
 
-def _shares_evenly(model: nn.Module, block: Block, keep: Sequence[int]) -> bool:
-    """Return whether the heads `keep` of a layer that repeats keys and values by its own code share them in its order:
-    neighbours, or one head after the other. True for a layer whose keys need no such order."""
-    of, layer = block.of_kv, model.get_submodule(block.path)
-    if len(set(of)) == block.heads or hasattr(layer, "num_key_value_groups") or not keep or block.kind != "head":
-        return True
-    parts = sorted({of[h] for h in keep})
-    now, each = [parts.index(of[h]) for h in keep], len(keep) // len(parts)
-    turns = len(set(of)) > 1 and of[0] != of[1]
-    return len(now) == each * len(parts) and now == [n % len(parts) if turns else n // each for n in range(len(keep))]
-
-
-def with_own_keys(model: Any, block: Block) -> Block:
-    """Give each head of a layer keys and values of its own, copies of those that it shared, in place. Return the block
-    as it is then. Raises `Unsupported` if the rows of a group do not follow those of another."""
-    H, G, K = block.heads, len(set(block.of_kv)), 0
-    made_by = list(block.made_by)
-    for path in dict.fromkeys(source.rows.path for source in made_by if source.role in ROLES[1:]):
-        beside = [n for n, source in enumerate(made_by) if source.rows.path == path]
-        shared = [n for n in beside if made_by[n].role in ROLES[1:]]
-        # Keys or values alone; both of each group side by side; or the queries of a group with them.
-        ways = [[n] for n in shared], [shared], [beside]
-        way = next((way for way in ways if all(_by_group(block, made_by, n) for n in way)), None)
-        if way is None:
-            raise Unsupported(
-                f"{path} makes the keys and values of a group between rows of others, so single heads of a group cannot"
-                " have their own"
-            )
-        for together in way:
-            rows = _by_group(block, made_by, together)
-            of_head = [_of_head(made_by, together, h) for h in range(H)]
-            module, first, end = model.get_submodule(path), rows[0], rows[-1] + 1
-            copies, K = [row for each in of_head for row in each], len(made_by[shared[-1]].rows.heads[0])
-            resize(module, rows=[*range(first), *copies, *range(end, len(weight_of(module)))])
-            begins = accumulate(map(len, of_head), initial=first)
-            places = [
-                {row: begin + n for n, row in enumerate(each)} for begin, each in zip(begins, of_head, strict=False)
-            ]
-            for n in beside:
-                source = made_by[n]
-                if n in together:
-                    own = [tuple(at[row] for row in source.rows.heads[source.of[h]]) for h, at in enumerate(places)]
-                    made_by[n] = Source(Rows(path, tuple(own)), tuple(range(H)), source.role)
-                else:
-                    more = len(copies) - len(rows)
-                    moved = tuple(tuple(row + more * (row > first) for row in part) for part in source.rows.heads)
-                    made_by[n] = replace(source, rows=replace(source.rows, heads=moved))
-    for path, dim in block.numbers_of_keys:
-        keep_numbers(model, path, block.of_kv, dim, G)
-    for holder in {model.get_submodule(path.rpartition(".")[0]) for path, _ in block.numbers_of_keys}:
-        for name, value in [*vars(holder).items()] if _has_sizes(holder) else ():
-            setattr(holder, name, value // G * H if type(value) is int and value in (G, G * K) else value)
-    count_own_keys(model, block)
-    return replace(block, made_by=tuple(made_by))
-
-
-def _of_head(made_by: Sequence[Source], together: Sequence[int], h: int) -> list[int]:
-    return sorted(row for n in together for row in made_by[n].rows.heads[made_by[n].of[h]])
-
-
-def _by_group(block: Block, made_by: Sequence[Source], together: Sequence[int]) -> list[int]:
-    """Return the rows of these sources, if those of one key-value group follow those of another; else none."""
-    of_groups = [[h for h in range(block.heads) if block.of_kv[h] == g] for g in dict.fromkeys(block.of_kv)]
-    rows = [
-        row for heads in of_groups for row in sorted({row for h in heads for row in _of_head(made_by, together, h)})
-    ]
-    return rows if rows == [*range(rows[0], rows[0] + len(rows))] else []
-
-
 def _numbers(model: nn.Module, block: Block) -> Iterator[tuple[str, int, Sequence[int]]]:
     """Yield the path of each tensor that holds a number for each unit or key-value head, the dimension of these, and
     for each unit the place of its number."""
@@ -272,27 +229,13 @@ def _keep_ties(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
     tie(model, tied)
 
 
-def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int] | None = None) -> None:
-    """Keep only these outputs and inputs of a linear module, in place."""
-    weight, bias = weight_of(module).detach(), None if module.bias is None else module.bias.detach()
-    if rows is not None:
-        index = torch.tensor(rows, dtype=torch.long, device=weight.device)
-        weight, bias = weight[index], None if bias is None else bias[index]
-    if columns is not None:
-        weight = weight.index_select(1, torch.tensor(columns, dtype=torch.long, device=weight.device))
-    as_stored = weight if isinstance(module, nn.Linear) else weight.mT
-    if is_convolution(module):
-        as_stored = weight.unflatten(1, (-1, *module.kernel_size))
-    store(module, as_stored.contiguous(), bias)
-
-
 def _staying(model: nn.Module, block: Block, keep: Sequence[int]) -> list[int]:
     """Return the units that weights are kept for. A block without heads has one silent head, which outputs only zeros
     and does not count as a head; only a layer of ours, or a hollow one, can be empty."""
     return list(keep) or ([] if block.hollow or isinstance(model.get_submodule(block.out), Projection) else [0])
 
 
-def _block_without(loss: Loss, dropped: Mapping[str, set[int]], unread: Mapping[str, Sequence[int]]) -> Block:
+def _block_without(loss: Removal, dropped: Mapping[str, set[int]], unread: Mapping[str, Sequence[int]]) -> Block:
     """Return a block as it is when only some of its heads are left, and these rows and columns of linear modules are
     dropped."""
     _, block, keep, stay = loss
@@ -313,20 +256,20 @@ def _block_without(loss: Loss, dropped: Mapping[str, set[int]], unread: Mapping[
     )
 
 
-def _columns_to_drop(losses: Sequence[Loss]) -> dict[str, list[int]]:
+def _columns_to_drop(removals: Sequence[Removal]) -> dict[str, list[int]]:
     """Return the columns that read removed heads, in order, by the path of the linear module."""
     drop: dict[str, set[int]] = {}
-    for _, block, _, stay in losses:
+    for _, block, _, stay in removals:
         gone = {column for h in range(block.heads) if h not in {*stay} for column in block.columns[h]}
         for path in block.outs:
             drop.setdefault(path, set()).update(gone)
     return {path: sorted(gone) for path, gone in drop.items()}
 
 
-def _rows_to_drop(losses: Sequence[Loss]) -> dict[str, set[int]]:
+def _rows_to_drop(removals: Sequence[Removal]) -> dict[str, set[int]]:
     """Return the rows that belong to removed heads, by the path of the linear module."""
     drop: dict[str, set[int]] = {}
-    for _, block, _, stay in losses:
+    for _, block, _, stay in removals:
         for source in block.made_by:
             staying = {source.of[h] for h in stay}
             gone = {row for n, part in enumerate(source.rows.heads) if n not in staying for row in part}
@@ -336,15 +279,10 @@ def _rows_to_drop(losses: Sequence[Loss]) -> dict[str, set[int]]:
     return drop
 
 
-def _has_sizes(module: nn.Module) -> bool:
-    """Return whether a module of torch with tensors for each head has attributes that count them, such as a norm."""
-    return type(module).__module__.startswith("torch.nn") and not is_linear(module)
-
-
 def _set_sizes(model: nn.Module, path: str, now: Mapping[int, int], cut: Cut) -> None:
     """Note the new sizes of a module with a part for each unit, such as the groups of a convolution by channel."""
     sizes = {name: value for name, value in vars(model.get_submodule(path)).items() if type(value) is int}
-    cut.attributes.setdefault(path, {}).update({name: now[value] for name, value in sizes.items() if value in now})
+    cut.set(path, {name: now[value] for name, value in sizes.items() if value in now})
 
 
 def _note_places(model: nn.Module, path: str, dim: int, parts: int, now: Sequence[int], cut: Cut) -> None:
@@ -353,4 +291,4 @@ def _note_places(model: nn.Module, path: str, dim: int, parts: int, now: Sequenc
     noted, name = Cut.of(model) or Cut(), f"{KEPT_IN}.{name}"
     before = noted.attributes.get(owner, {}).get(name) or (dim, parts, *range(parts))
     if path not in noted.shapes or name in noted.attributes.get(owner, {}):  # else by an earlier version
-        cut.attributes.setdefault(owner, {})[name] = [*before[:2], *(before[2 + part] for part in now)]
+        cut.set(owner, {name: [*before[:2], *(before[2 + part] for part in now)]})

@@ -54,7 +54,7 @@ def stream_heads(
             )
         )
     if cut.attributes:
-        cut.noted(model)
+        cut.leave_in(model)
     return model, left
 
 

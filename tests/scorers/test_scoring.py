@@ -14,8 +14,8 @@ from scipy import stats
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.reporting.agreement import rank_agreement, spearman, with_reference
 from mhaprune.scorers.ablation import Ablation
-from mhaprune.scorers.agreement import rank_agreement, spearman, with_reference
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.random import Random

@@ -81,7 +81,21 @@ class Handed(Layer):
         return F.linear(said.transpose(1, 2).flatten(2), self.W_o.weight)
 
 
-KINDS = [ByFunction, Causal, Concatenated, Packed, Handed]
+class Multiplied(Layer):
+    """Products with weights, to which the layer adds the biases itself; one map is called without its bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.fold(x @ self.W_q.weight.t() + self.W_q.bias)
+        k, v = self.fold(F.linear(x, self.W_k.weight)), self.fold(self.W_v(x))
+        said = ((q @ k.mT).softmax(-1) @ v).unflatten(0, (-1, self.num_heads))
+        return torch.einsum("bte,de->btd", said.transpose(1, 2).flatten(2), self.W_o.weight) + self.W_o.bias
+
+
+KINDS = [ByFunction, Causal, Concatenated, Packed, Handed, Multiplied]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,5 @@
-"""Arguments that are not allowed, and their error messages: one line with key, value and what is allowed."""
+"""Arguments of the command line that are not allowed, and Hydra's messages about them as one line each: key, value and
+what is allowed."""
 
 import difflib
 import glob
@@ -7,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mhaprune.settings.options import did_you_mean
-from mhaprune.settings.plugins import conf_folder, shipped
+from mhaprune.settings.plugins import conf_folder, how_to_install
 
 FLAGS = ("cfg", "package", "shell-completion", "info")
 """Options of Hydra that take a value, see --hydra-help."""
@@ -96,7 +97,7 @@ def composition_error(text: str, arguments: Sequence[str], composed: Callable[[]
     if found := re.search(r"(?:Could not (?:load|find)|In '.*?': Could not find) '(hydra/[\w/]+?)/(.+?)'", text):
         return _plug_in_of_hydra(found[1], found[2])
     if found := re.search(r"Could not (?:load|find) '(.+)/(.*?)'", text):
-        if command := shipped(found[2]):
+        if command := how_to_install(found[2]):
             return f"{found[1]}={found[2]}: {command}"
         hint = did_you_mean(found[2], _options(found[1]))
         meant = hint.startswith("did you") or any(argument.startswith("plugins=") for argument in arguments)

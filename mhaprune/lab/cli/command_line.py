@@ -197,9 +197,9 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
 
 def register(arguments: Iterable[str]) -> None:
     """Tell Hydra the options of plug-ins. Fields that a YAML file leaves out have the defaults of the class."""
-    from mhaprune.settings.plugins import from_folder
+    from mhaprune.settings.plugins import allow_typed
 
-    packages = from_folder(each.partition("=")[2] for each in arguments if each.startswith("plugins="))
+    packages = allow_typed(each.partition("=")[2] for each in arguments if each.startswith("plugins="))
     if not packages:
         return
     from mhaprune.lab.runs.run import GROUPS, SEVERAL

@@ -30,6 +30,7 @@ from mhaprune.lab.experiments.tolerance import (
     surely_words,
 )
 from mhaprune.lab.reporting import plots
+from mhaprune.lab.reporting.agreement import rank_agreement
 from mhaprune.lab.reporting.head_map import Verdict
 from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.plots import CONTROL_COLOUR, Plot, appendix, needs
@@ -42,7 +43,6 @@ from mhaprune.progress import doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of, removed_names
 from mhaprune.pruning.pruned import prune, time_removed
 from mhaprune.recoveries.base import recover
-from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.subject import Subject

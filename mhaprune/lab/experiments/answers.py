@@ -1,4 +1,4 @@
-"""Tables of a model's answers to a task, and of the errors in their symbols."""
+"""Tables for experiments: how well a model answers a task, and which symbols it gets wrong."""
 
 from collections.abc import Sequence
 

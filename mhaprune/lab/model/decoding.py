@@ -1,4 +1,4 @@
-"""Greedy decoding, token by token, with a cache of keys and values.
+"""Greedy decoding of the small transformer, token by token, with a cache of keys and values.
 
 Dimensions: B = batch, T = positions so far, S = source, D = d_model, H = heads of a block, K = head_dim, V =
 vocabulary.

@@ -8,8 +8,8 @@ from matplotlib.ticker import SymmetricalLogLocator
 
 from mhaprune.lab.model.sites import SITES
 from mhaprune.lab.reporting import plots
+from mhaprune.lab.reporting.agreement import with_reference
 from mhaprune.lab.reporting.plots import COLOURS, MARKERS, Plot, needs
-from mhaprune.scorers.agreement import with_reference
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.tables import HEAD, MOMENTS, REFERENCE, Tables, candidates, in_brackets
 

@@ -1,4 +1,4 @@
-"""Runs of the command line: a single run, or a job of a sweep."""
+"""Do a run and leave its folder: a single run, or a job of a sweep, which is skipped if it was done before."""
 
 import functools
 import gc

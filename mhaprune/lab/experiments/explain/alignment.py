@@ -13,10 +13,10 @@ import torch
 from mhaprune.data import Data
 from mhaprune.heads import HeadId
 from mhaprune.lab.experiments.explain.patterns import ALIGNED
+from mhaprune.lab.reporting.agreement import spearman
 from mhaprune.lab.reporting.sentences import share
 from mhaprune.lab.tasks.base import Aligned
 from mhaprune.measure.outcomes import BATCH_SIZE
-from mhaprune.scorers.agreement import spearman
 from mhaprune.tables import HEAD, REFERENCE, Tables
 
 OFFSETS = range(-3, 4)

@@ -17,6 +17,7 @@ from mhaprune.lab.experiments.examples import check_examples, close_each, sequen
 from mhaprune.lab.experiments.explain import explain_report as report
 from mhaprune.lab.experiments.explain.alignment import alignment_table, without_duplicates
 from mhaprune.lab.experiments.explain.patterns import observe
+from mhaprune.lab.reporting.agreement import rank_agreement
 from mhaprune.lab.reporting.plots import appendix
 from mhaprune.lab.reporting.shared_figures import agreement
 from mhaprune.lab.reporting.training_curves import training_curve
@@ -25,7 +26,6 @@ from mhaprune.measure.accuracy import interval_for
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import doing
 from mhaprune.pruning.pruned import EquivalenceCheck
-from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import prunable, with_interval

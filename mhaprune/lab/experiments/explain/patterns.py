@@ -1,4 +1,5 @@
-"""Attention patterns: the share of a head's attention on the places of a pattern, and the naming of heads.
+"""Tables of attention patterns: the share of each head's attention on the places of a pattern, and the name that this
+gives the head.
 
 Dimensions: B = batch, H = heads of a block, T = queries, U = keys.
 """

@@ -16,11 +16,11 @@ from mhaprune.lab.experiments.base import Experiment, Findings, Setup, with_proo
 from mhaprune.lab.experiments.truth import truth_report as report
 from mhaprune.lab.experiments.truth.truth_report import PATCHED
 from mhaprune.lab.model.sites import Site
+from mhaprune.lab.reporting.agreement import spearman
 from mhaprune.lab.tasks.base import Task
 from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.progress import doing, track
 from mhaprune.pruning.pruned import EquivalenceCheck
-from mhaprune.scorers.agreement import spearman
 from mhaprune.scorers.base import Scores
 from mhaprune.scorers.replacing import corrupted, rises
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table, settings_text
