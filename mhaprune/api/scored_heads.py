@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -54,9 +55,16 @@ class ScoredHeads(ModelWithData):
         return Promised()
 
     def handed_out(self, model: nn.Module) -> nn.Module:
-        """Return a pruned model as the user gets it, and remember it as the last one."""
+        """Return a pruned model as the user gets it, and remember it as the last one. Warns if it is larger."""
         make_parameters(model)
         make_plain(model)
+        before, now = (sum(weight.numel() for weight in each.parameters()) for each in (self.subject.model, model))
+        if now > before:
+            warnings.warn(
+                f"prune: the model has {now} weights now, {before} before, because heads that shared keys and values"
+                ' have their own; unit="group" removes whole groups',
+                stacklevel=3,
+            )
         self.promised.pruned = ref(model)
         return model
 

@@ -15,7 +15,7 @@ from mhaprune.api.parsing import least_of
 from mhaprune.api.promise import mask_in_time, unit_costs
 from mhaprune.api.scored_heads import ScoredHeads
 from mhaprune.heads import BlockId, HeadMask, is_share
-from mhaprune.schedules.base import Stepwise
+from mhaprune.schedules.base import ROUNDING, Stepwise
 
 Masks = Callable[[Sequence[float], Tensor | None], list[HeadMask]]
 """A function that returns a mask for each number of units that stay; given a cost (N,) of the units, for each cost of
@@ -148,19 +148,33 @@ class Cost(Size):
             raise ValueError(f"keep={self.keep}: must be a share, 0.0 to 1.0, or a number from 0 to {total:.6g}")
         return kept
 
-    def cost(self, heads: ScoredHeads) -> Tensor:
-        """Return the cost of each unit, (N,)."""
+    def cost(self, subject: Any, heads: ScoredHeads) -> Tensor:
+        """Return the cost of each unit, (N,), of the model or of a smaller one."""
         if self.of == "time":
             return unit_costs(heads, self.batch_size)[1]
-        cost = heads.subject.held_weights()
+        cost: Tensor = subject.held_weights()
         if self.of == "operations":  # a weight is used once for a token; attention also reads all other tokens
-            read = [2 * block.head_dim * (block.kind == "head") for block in heads.subject.blocks for _ in block.names]
+            read = [2 * block.head_dim * (block.kind == "head") for block in subject.blocks for _ in block.names]
             cost = cost + heads.splits.score.lengths().double().mean() * torch.tensor(read)
         return cost
 
     def masks(self, sizes: Sequence[Cost], heads: ScoredHeads, masks: Masks) -> list[HeadMask]:
-        cost = self.cost(heads)
+        cost = self.cost(heads.subject, heads)
+        single = self.of != "time" and heads.subject.single is None and not heads.proven.why_not
+        if single and any(len({*block.of_kv}) < block.heads for block in heads.subject.blocks if block.kind == "head"):
+            return [size._mask(heads, masks, cost) for size in sizes]
         return masks([size.kept(float(cost.sum())) for size in sizes], cost)
+
+    def _mask(self, heads: ScoredHeads, masks: Masks, cost: Tensor) -> HeadMask:
+        """Return the mask of heads that share keys and values, which stay as long as one of these heads does, or are
+        copied for each: so what is left is counted in the smaller model."""
+        allowed = asked = self.kept(float(cost.sum()))
+        while True:
+            (mask,) = masks([asked], cost)
+            left = float(self.cost(heads.subject.without(mask, shared=True), heads).sum())
+            if left <= allowed * (1 + ROUNDING) or not mask.kept:
+                return mask
+            asked = max(0.0, asked - max(float(cost.min()), (left - allowed) / 4))
 
 
 @dataclass(frozen=True)

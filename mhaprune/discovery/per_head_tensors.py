@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mhaprune.discovery.layouts import Leaves, drawn
 from mhaprune.hooks.blocks import within
-from mhaprune.hooks.eval_mode import ModelCall
+from mhaprune.hooks.eval_mode import ModelCall, attributes_kept
 from mhaprune.surgery.copying import copied
 
 RUNNING = ("running_mean", "running_var")
@@ -40,11 +40,13 @@ class Followed:
         """Arguments and their copies with a gradient, by identity and version."""
 
     def store(self, path: str, module: nn.Module, stack: ExitStack) -> None:
-        """Follow the parameters, buffers and tensors that are plain attributes of a module until the stack is
-        closed."""
+        """Follow the parameters, buffers and tensors that are plain attributes of a module, until the stack is closed
+        and, of these, `attributes_kept` ends."""
         plain = [(name, value) for name, value in vars(module).items() if isinstance(value, Tensor)]
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False), *plain]:
             if not tensor.is_floating_point() or name in RUNNING:
+                if not isinstance(tensor, nn.Parameter):
+                    setattr(module, name, tensor.clone())
                 continue
             if isinstance(tensor, nn.Parameter) and self.seen and tensor.numel() <= SMALL:
                 stack.callback(setattr, module, name, tensor)
@@ -54,7 +56,6 @@ class Followed:
                 stack.callback(tensor.requires_grad_, False)
                 tensor.requires_grad_()
             else:
-                stack.callback(setattr, module, name, tensor)
                 tensor = tensor.detach().requires_grad_().clone()  # which the model may write to
                 setattr(module, name, tensor)
             self.stored[f"{path}.{name}" if path else name] = tensor
@@ -146,14 +147,12 @@ def made_in_calls(call: ModelCall, path: str) -> bool:
                 twin.train(module.training)
             if isinstance(now := getattr(twin, name, None), Tensor) and now.numel():
                 return True
-        setattr(module, name, less)
-        try:
+        with attributes_kept(call.model):
+            setattr(module, name, less)
             with suppress(Exception), call.at_rest():  # of a model that may be anybody's
                 call.first()
             if isinstance(now := getattr(module, name), Tensor) and now.numel():
                 return True
-        finally:
-            setattr(module, name, held)
     return False
 
 

@@ -45,7 +45,7 @@ from mhaprune.discovery.per_head_tensors import (
 )
 from mhaprune.hooks.attention_calls import Attend, AttentionCalls, attention_interface
 from mhaprune.hooks.blocks import ROLES, Block, Rows, around, block_of, neighbours, within
-from mhaprune.hooks.eval_mode import aside
+from mhaprune.hooks.eval_mode import aside, attributes_kept
 from mhaprune.hooks.functional_linear import WeightsInUse
 from mhaprune.hooks.pytree import features_dim, is_convolution, is_linear, same_tensor
 from mhaprune.hooks.softmaxes import Softmaxes, lengths_in
@@ -104,7 +104,7 @@ class Trace:
 
     @contextmanager
     def watching(self, numbers: bool = True) -> Iterator[None]:
-        with ExitStack() as stack:
+        with attributes_kept(self.model), ExitStack() as stack:
             for path, module in self.model.named_modules():
                 makes = is_linear(module) or is_convolution(module)
                 if numbers and (self.weights or not makes):

@@ -174,6 +174,28 @@ def without_results(model: nn.Module) -> Iterator[None]:
                     tensor.detach_()
 
 
+@contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Put back at the end all attributes of modules, their buffers too, and what lists, dictionaries and sets hold. So
+    a pass with other numbers leaves nothing: neither a table that it filled, nor the flag that says it is full."""
+    before: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for own in map(vars, model.modules()):
+        before += [(own, {name: own[name] for name in own.keys() - HELD}), (own["_buffers"], {**own["_buffers"]})]
+    values = [value for _, held in before for value in held.values()]
+    holders: list[Any] = [value for value in values if type(value) in (list, dict, set)]
+    items = [value.copy() for value in holders]
+    try:
+        yield
+    finally:
+        for now, held in before:
+            for name in now.keys() - HELD - held.keys():
+                del now[name]
+            now |= held
+        for value, were in zip(holders, items, strict=True):
+            value.clear()
+            (value.extend if isinstance(value, list) else value.update)(were)
+
+
 def _is_result(value: Any) -> bool:
     if isinstance(value, Tensor):
         return not value.is_leaf

@@ -221,8 +221,9 @@ def _check_repeated(outputs: Tensor, again: Tensor, dtype: torch.dtype) -> None:
     if moved > 100 * coarsest(outputs, dtype) * max(1.0, float(outputs.abs().max())):
         how = f"differ by {moved:.3g}" if same else "return outputs of different sizes"
         raise Unsupported(
-            f"model: draws random numbers in evaluation, two passes over the same examples {how}, so scores would be"
-            " noise; fix them: call=lambda model, batch: (torch.manual_seed(0), model(**batch))[1]"
+            f"model: two passes over the same examples {how} in evaluation, so scores would be noise: it draws random"
+            " numbers, or writes to its batch; fix numbers: call=lambda model, batch: (torch.manual_seed(0),"
+            " model(**batch))[1]"
         )
 
 

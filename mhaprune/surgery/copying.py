@@ -72,7 +72,10 @@ def _twin(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         else:
             # Only leaves of a graph can be copied; others, such as attention weights, are results of a call.
             leaves = value if name in HELD else mapped(value, lambda x: x if x.is_leaf else x.detach())
-            mine = value.copy() if name in HELD and not value else copy.deepcopy(leaves, memo)
+            try:
+                mine = value.copy() if name in HELD and not value else copy.deepcopy(leaves, memo)
+            except TypeError:  # of what cannot be copied, such as a lock; `alone` finds a part behind it that runs
+                mine = value
         object.__setattr__(twin, name, mine)  # one by one: so they are faster to look up in every later call
     return twin
 

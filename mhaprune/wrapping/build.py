@@ -140,7 +140,7 @@ def understand(
     if cache is not None and not str(cache):
         raise ValueError("cache='': must name a folder; leave it out to keep nothing")
     kept = None if cache is None else Cache(cache)
-    sums = check_weights(model)
+    check_weights(model)
     splits = {
         name: Batches.of(batches, name) for name, batches in given.items() if batches is not None or name == "score"
     }
@@ -184,9 +184,9 @@ def understand(
     sets = {name: frozenset(heads) for name, heads in facts.items()}
     subject = subject.changed(**sets, workers=workers, cache=kept)
     data = Splits(**splits, proof=tried)
-    weights = sums if whole is model else weight_sums(model)
+    weights = weight_sums(model)  # with buffers that the first call has filled
     kept_proof = small(proof) if prove == "blocks" else None
-    of_user = None if whole is model else (whole, sums)
+    of_user = None if whole is model else (whole, weight_sums(whole))
     return ModelWithData(subject, data, name_of(quality), proven, seed, not_seen, weights, of_user, kept_proof)
 
 

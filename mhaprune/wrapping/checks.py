@@ -8,7 +8,7 @@ from torch import nn
 from mhaprune.hooks.blocks import Unsupported
 from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.hooks.pytree import tensors_in
-from mhaprune.measure.outcomes import Diverged, apart, check_weights_finite, weight_sums
+from mhaprune.measure.outcomes import Diverged, apart, check_weights_finite
 from mhaprune.subjects.batches import Batches
 from mhaprune.surgery.torch_attention import TorchAttention, has_own_forward
 from mhaprune.wrapping.wrapped_model import WrappedModel
@@ -40,8 +40,8 @@ def check_call(call: ModelCall) -> None:
         )
 
 
-def check_weights(model: nn.Module) -> tuple[int, ...]:
-    """Return the `weight_sums` of a model. Raises `Unsupported` for weights that cannot be read or cut."""
+def check_weights(model: nn.Module) -> None:
+    """Raise `Unsupported` for weights that cannot be read or cut."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise Unsupported("model: is a DistributedDataParallel, wrap model.module")
     if hasattr(model, "_orig_mod"):
@@ -63,7 +63,6 @@ def check_weights(model: nn.Module) -> tuple[int, ...]:
         kind = type(module)
         if "quantized" in kind.__module__ or kind.__name__ in ("Linear8bitLt", "Linear4bit"):
             raise Unsupported(f"model: {path} is a {kind.__name__} of {kind.__module__}, must have plain weights")
-    return weight_sums(model)
 
 
 def check_buffers(call: ModelCall) -> None:

@@ -1,5 +1,6 @@
 """Copies of a network, and networks that were pruned, down to their memory."""
 
+import threading
 from functools import partial
 from typing import Any
 
@@ -51,6 +52,14 @@ def test_a_copy_of_a_layer_that_stands_twice_stands_twice() -> None:
     assert copy[0] is copy[1]
     assert copy[0] is not model[0]
     assert torch.equal(copy[0].weight, model[0].weight)
+
+
+def test_what_cannot_be_copied_is_shared() -> None:
+    layer = nn.Linear(4, 4)
+    layer.lock = threading.Lock()  # type: ignore[assignment]
+    copy: Any = copied(layer)
+    assert copy.lock is layer.lock
+    assert copy.weight is not layer.weight
 
 
 class Held(nn.Module):

@@ -15,6 +15,7 @@ from support.own_layers import (
     apart,
     by_head,
     closed,
+    effect,
     made,
     wrapped,
 )
@@ -137,3 +138,66 @@ def test_what_a_call_keeps_in_a_layer_is_cut_and_left_as_it_was() -> None:
         small = heads.prune(mask=GONE)
         assert apart(small, closed(model, ["layers.0.W_o", "layers.1.W_o"], GONE)) < 1e-9
         assert apart(copy.deepcopy(small), small) == 0
+
+
+class Filled(Layer):
+    """A table of positions that the first call, or a longer text, fills in place; a number says how far."""
+
+    saved = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filled = 0
+        self.register_buffer("table", torch.zeros(12, 12), persistent=self.saved)
+
+    def fill(self, T: int) -> None:
+        places = torch.arange(12.0)
+        self.table[:T] = -(places[:T, None] - places).abs()
+        self.filled = T
+
+    def forward(self, x: Tensor) -> Tensor:
+        T = x.shape[1]
+        if self.filled < T:
+            self.fill(T)
+        q, k, v = by_head(self, x)
+        weights = (q @ k.mT + self.table[:T, :T]).softmax(-1)
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2))
+
+
+class FilledOnce(Filled):
+    """It is saved with the weights, and whole from the first call on."""
+
+    saved = True
+
+    def fill(self, T: int) -> None:
+        super().fill(12)
+
+
+class FilledByLength(Filled):
+    """A table for each length, in a dictionary, made of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.by_length = nn.Parameter(torch.ones(1)), dict[int, Tensor]()
+
+    def fill(self, T: int) -> None:
+        super().fill(T)
+        if T not in self.by_length:
+            self.by_length[T] = (self.table[:T, :T] * self.scale).detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.fill(T := x.shape[1])
+        q, k, v = by_head(self, x)
+        return self.W_o(((q @ k.mT + self.by_length[T]).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("kind", [Filled, FilledOnce, FilledByLength])
+@pytest.mark.parametrize("prove", ["blocks", "none"])
+def test_tables_that_calls_fill_are_those_of_the_model(kind: Any, prove: str) -> None:
+    """While heads are looked for, a pass writes to copies; what says that they are full must not stay."""
+    model, same = made(kind).double(), made(kind).double()
+    heads = wrapped(model, prove=prove)
+    assert apart(model, same) == 0
+    rises, outs = heads.score("ablation").sort_index()["score"], ["layers.0.W_o", "layers.1.W_o"]
+    assert rises.tolist() == pytest.approx([effect(same, outs, n, h) for n in range(2) for h in range(HEADS)], abs=1e-6)
+    assert apart(heads.prune(mask=GONE), closed(same, outs)) < 1e-9

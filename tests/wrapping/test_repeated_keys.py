@@ -102,3 +102,35 @@ def test_groups_of_heads_are_units_too() -> None:
     small: Any = groups.prune(mask={0: [0]})
     assert small.layers[0].wk.out_features == K
     assert apart(small, closed(model, ["layers.0.W_o"], {0: [0, 1]})) < 1e-9
+
+
+class Eight(Grouped):
+    """Eight narrow heads of two groups: seven with keys of their own have more weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_heads, self.n_rep = 8, 4
+        self.wk, self.wv = (nn.Linear(WIDTH, 4, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.wq(x).view(*x.shape[:2], self.n_heads, 2)
+        k, v = (self.repeat(y.view(*x.shape[:2], self.n_kv_heads, 2)) for y in self.kv(x))
+        said = F.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)))
+        return self.W_o(said.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("keep", [0.95, 0.9, 0.7, 0.5])
+def test_a_share_of_weights_is_what_is_left_where_keys_are_shared_or_copied(keep: float) -> None:
+    model = made(Eight)
+
+    def size(module: nn.Module) -> int:
+        return sum(weight.numel() for name, weight in module.named_parameters() if "layers" in name)
+
+    small = wrapped(model).prune(keep=keep, of="weights", by=[n % 8 + n // 8 for n in range(16)])
+    assert keep - 0.3 < size(small) / size(model) <= keep
+
+
+def test_a_model_that_grows_is_warned_of() -> None:
+    grown = r"^prune: the model has \d+ weights now, \d+ before, .*unit=\"group\" removes"
+    with pytest.warns(UserWarning, match=grown):
+        wrapped(made(Eight)).prune(mask={0: [0], 1: [5]})

@@ -190,6 +190,7 @@ def test_weights_of_key_value_heads_count_for_each_head_that_reads_them() -> Non
     assert float(held_weights(model, heads.subject.blocks[0])[:2].sum()) == gone
 
 
+@pytest.mark.filterwarnings("ignore:prune. the model has .* weights now")
 @pytest.mark.parametrize("first", [{0: [1], 1: [0, 1]}, {0: [0], 1: [3]}])
 def test_what_key_value_heads_keep_is_read_again_after_two_removals(first: Any, tmp_path: Path) -> None:
     model = made(SharedCache).double()

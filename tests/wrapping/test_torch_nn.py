@@ -210,10 +210,10 @@ class Products(ByHand):
 
 
 class Unnormalised(ByHand):
-    """Two products with numbers between them that do not sum to 1."""
+    """Two products with numbers between them that are weights of nothing."""
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.matmul(q, k.mT).relu() @ v
+        return torch.matmul(q, k.mT).tanh() @ v
 
 
 class Tower(nn.Module):

@@ -23,6 +23,7 @@ from mhaprune.lab.model.sites import head_label
 from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.heat_map import MISSING, heat_map
+from mhaprune.lab.reporting.names import in_brackets, loss_suffix, quality_name
 from mhaprune.lab.reporting.plots import Plot, amount, needs, number, wrapped
 from mhaprune.measure.outcomes import BATCH_SIZE, measure_removed
 from mhaprune.progress import doing, track
@@ -32,16 +33,7 @@ from mhaprune.scorers.scoring import Scoring, head_columns
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import CONFIDENCE, holm, moments, p_below, with_interval
 from mhaprune.subject import Subject
-from mhaprune.tables import (
-    HEAD,
-    LOSS_RISE,
-    QUALITY,
-    Tables,
-    in_brackets,
-    loss_suffix,
-    named,
-    quality_name,
-)
+from mhaprune.tables import HEAD, LOSS_RISE, QUALITY, Tables, named
 
 EXTRA_COST = "RdBu_r"
 """A colour map: red costs more than expected, blue less."""

@@ -33,6 +33,7 @@ from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.agreement import rank_agreement
 from mhaprune.lab.reporting.head_map import Verdict
 from mhaprune.lab.reporting.headline import Number
+from mhaprune.lab.reporting.names import in_brackets, in_percent, quality_name, timed_name, unit_name
 from mhaprune.lab.reporting.plots import CONTROL_COLOUR, Plot, appendix, needs
 from mhaprune.lab.reporting.sentences import Aside, as_fast, quality_of, right, within_noise
 from mhaprune.lab.reporting.shared_figures import agreement
@@ -60,13 +61,8 @@ from mhaprune.tables import (
     by_block,
     candidates,
     head_names,
-    in_brackets,
-    in_percent,
     named,
-    quality_name,
     repeated_draws,
-    timed_name,
-    unit_name,
 )
 
 

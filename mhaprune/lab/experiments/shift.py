@@ -14,6 +14,7 @@ from mhaprune.data import Data, Splits
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
 from mhaprune.lab.reporting import plots
+from mhaprune.lab.reporting.names import in_percent, quality_name, unit_name
 from mhaprune.lab.reporting.plots import Plot, needs
 from mhaprune.lab.reporting.sentences import quality_of
 from mhaprune.measure.accuracy import accuracy_columns, by_group, calibration_columns, drop_columns
@@ -22,7 +23,7 @@ from mhaprune.progress import doing
 from mhaprune.recoveries.base import recover
 from mhaprune.subject import Subject
 from mhaprune.subjects.batches import LABELS
-from mhaprune.tables import DENSE, NOTHING, QUALITY, USUAL, Tables, in_percent, quality_name, unit_name
+from mhaprune.tables import DENSE, NOTHING, QUALITY, USUAL, Tables
 
 MOST_LABELS = 30
 """Largest number of labels that are groups."""

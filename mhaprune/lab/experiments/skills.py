@@ -12,6 +12,7 @@ from mhaprune.lab.experiments.base import Experiment, Findings, Setup, with_proo
 from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.heat_map import NEEDED_OR_HURT, heat_map
+from mhaprune.lab.reporting.names import loss_suffix, quality_name, unit_name
 from mhaprune.lab.reporting.plots import Plot, needs
 from mhaprune.lab.reporting.sentences import Aside, quality_of
 from mhaprune.measure.accuracy import accuracy_columns
@@ -20,7 +21,7 @@ from mhaprune.progress import doing
 from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.scorers.profiles import HURTS, NEEDED, OWN, SHARED, profile, told_apart
 from mhaprune.scorers.scoring import Scoring
-from mhaprune.tables import HEAD, KIND, QUALITY, Tables, loss_suffix, named, quality_name, unit_name
+from mhaprune.tables import HEAD, KIND, QUALITY, Tables, named
 
 SHOWN = 40
 """The largest number of heads in the figure."""

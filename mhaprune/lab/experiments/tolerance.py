@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.lab.reporting.headline import Number, quality_number
+from mhaprune.lab.reporting.names import quality_name, timed_name, unit_name
 from mhaprune.lab.reporting.sentences import Aside, quality_of
 from mhaprune.statistics.intervals import ONE_SIDED, counted_interval
 from mhaprune.tables import (
@@ -23,9 +24,6 @@ from mhaprune.tables import (
     QUARTILES,
     SURE,
     Tables,
-    quality_name,
-    timed_name,
-    unit_name,
 )
 
 ROUNDING = 1e-9

@@ -9,11 +9,12 @@ from mhaprune.inputs import Study
 from mhaprune.lab.experiments.answers import answer_tables
 from mhaprune.lab.experiments.base import Experiment, Findings
 from mhaprune.lab.reporting.headline import Number, quality_number
+from mhaprune.lab.reporting.names import quality_name
 from mhaprune.lab.reporting.plots import amount
 from mhaprune.lab.reporting.sentences import say_accuracy, share
 from mhaprune.lab.reporting.training_curves import training_curve
 from mhaprune.settings.ranges import Ge
-from mhaprune.tables import ERROR_RATE, QUALITY, Tables, quality_name
+from mhaprune.tables import ERROR_RATE, QUALITY, Tables
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ import pandas as pd
 from mhaprune.heads import HeadId
 from mhaprune.lab.model.sites import block_label
 from mhaprune.lab.reporting.head_map import REMOVED, Verdict
+from mhaprune.lab.reporting.names import loss_suffix, quality_name
 from mhaprune.lab.reporting.plots import SIGNS, amount, number
 from mhaprune.lab.reporting.sentences import quality_of, right
-from mhaprune.tables import HEAD, LOSS_RISE, QUALITY, Tables, blocks_in, loss_suffix, named, quality_name
+from mhaprune.tables import HEAD, LOSS_RISE, QUALITY, Tables, blocks_in, named
 
 MOST_WEIGHTS = 400_000
 """Largest number of attention weights in a page. Each is two bytes, so they add at most 1.1 MB."""

@@ -12,11 +12,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from mhaprune.lab.reporting.names import in_percent
 from mhaprune.lab.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, new_figure, room_for
 from mhaprune.lab.reporting.sentences import share
 from mhaprune.lab.reporting.settings import ALL_RUNS, Setting
 from mhaprune.statistics.intervals import LEAST_RUNS, prediction_interval, student_interval
-from mhaprune.tables import LABEL, in_percent
+from mhaprune.tables import LABEL
 
 MOST_ROWS = 6
 """Largest number of rows of panels in one figure."""

@@ -5,9 +5,10 @@ from typing import Any
 
 import pandas as pd
 
+from mhaprune.lab.reporting.names import in_percent, quality_name, timed_name
 from mhaprune.lab.reporting.plots import number
 from mhaprune.statistics.intervals import student_interval
-from mhaprune.tables import DENSE_AGAIN, QUALITY, VALID_QUALITY, Tables, in_percent, quality_name, timed_name
+from mhaprune.tables import DENSE_AGAIN, QUALITY, VALID_QUALITY, Tables
 
 POOR = 0.8
 """A model with a lower quality is called poor."""

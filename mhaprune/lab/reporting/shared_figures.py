@@ -9,9 +9,10 @@ from matplotlib.ticker import SymmetricalLogLocator
 from mhaprune.lab.model.sites import SITES
 from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.agreement import with_reference
+from mhaprune.lab.reporting.names import in_brackets
 from mhaprune.lab.reporting.plots import COLOURS, MARKERS, Plot, needs
 from mhaprune.statistics.intervals import skewed_ends
-from mhaprune.tables import HEAD, MOMENTS, REFERENCE, Tables, candidates, in_brackets
+from mhaprune.tables import HEAD, MOMENTS, REFERENCE, Tables, candidates
 
 
 @needs("heads", "agreement")

@@ -11,10 +11,11 @@ import pandas as pd
 from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.heat_map import LOST, heat_map
+from mhaprune.lab.reporting.names import quality_name
 from mhaprune.lab.reporting.plots import CONTROL_COLOUR, Plot, elided, needs, number
 from mhaprune.lab.reporting.sentences import over_runs, points_of
 from mhaprune.statistics.intervals import LEAST_RUNS, student_interval
-from mhaprune.tables import CHOOSE_QUALITY, ENDS, LABEL, QUALITY, SETTING, UNINFORMED, Tables, quality_name
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, LABEL, QUALITY, SETTING, UNINFORMED, Tables
 
 MOST_NAMES = 6
 """Largest number of methods to name in one sentence."""

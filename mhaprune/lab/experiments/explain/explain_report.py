@@ -15,10 +15,11 @@ from mhaprune.lab.model.sites import SITES
 from mhaprune.lab.reporting.head_map import REMOVED, Verdict
 from mhaprune.lab.reporting.headline import Number
 from mhaprune.lab.reporting.heat_map import MATTERS, MISSING, frame, heat_map
+from mhaprune.lab.reporting.names import in_brackets, loss_suffix
 from mhaprune.lab.reporting.plots import SIGNS, Plot, amount, needs, new_figure, number, wrapped
 from mhaprune.lab.reporting.sentences import quality_of, right
 from mhaprune.statistics.intervals import prunable, skewed_ends
-from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, Tables, in_brackets, loss_suffix
+from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, Tables
 
 SPREAD = "spreads its attention evenly over all that it may look at"
 NAMED = 3

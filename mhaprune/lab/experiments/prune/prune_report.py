@@ -20,23 +20,10 @@ from mhaprune.lab.model.sites import block_order
 from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.head_map import Verdict
 from mhaprune.lab.reporting.headline import Number
+from mhaprune.lab.reporting.names import in_percent, quality_name, timed_name, unit_name
 from mhaprune.lab.reporting.plots import Plot, amount, needs, wrapped
 from mhaprune.lab.reporting.sentences import Aside, as_fast, quality_of, right
-from mhaprune.tables import (
-    CHOOSE_DROP,
-    HEAD,
-    KIND,
-    NOTHING,
-    QUALITY,
-    SURE,
-    Tables,
-    by_block,
-    head_names,
-    in_percent,
-    quality_name,
-    timed_name,
-    unit_name,
-)
+from mhaprune.tables import CHOOSE_DROP, HEAD, KIND, NOTHING, QUALITY, SURE, Tables, by_block, head_names
 
 BESIDE = " Each mark is beside the whole model on the kind of examples that loses most there."
 CONTROL: Any = {"linewidth": 4, "alpha": 0.45, "solid_capstyle": "round", "zorder": 1.5}

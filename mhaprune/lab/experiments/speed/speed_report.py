@@ -9,18 +9,10 @@ from matplotlib.lines import Line2D
 
 from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.headline import Number
+from mhaprune.lab.reporting.names import quality_name, timed_name, unit_name
 from mhaprune.lab.reporting.plots import CONTROL_COLOUR, Plot, needs
 from mhaprune.lab.reporting.sentences import Aside, quality_of, right
-from mhaprune.tables import (
-    CHOOSE_QUALITY,
-    QUALITY,
-    QUARTILES,
-    Tables,
-    candidates,
-    quality_name,
-    timed_name,
-    unit_name,
-)
+from mhaprune.tables import CHOOSE_QUALITY, QUALITY, QUARTILES, Tables, candidates
 
 SIZE = ["batch_size", "source_length", "target_length"]
 NOISE = Line2D([], [], color=CONTROL_COLOUR, alpha=0.4, linewidth=7, label="noise: the whole model against itself")

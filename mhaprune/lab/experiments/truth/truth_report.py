@@ -8,9 +8,10 @@ import pandas as pd
 
 from mhaprune.lab.reporting import plots
 from mhaprune.lab.reporting.headline import Number
+from mhaprune.lab.reporting.names import unit_name
 from mhaprune.lab.reporting.plots import CONTROL_COLOUR, Plot, elided, needs, number
 from mhaprune.statistics.intervals import student_interval
-from mhaprune.tables import ENDS, HEAD, SETTING, UNINFORMED, Tables, unit_name
+from mhaprune.tables import ENDS, HEAD, SETTING, UNINFORMED, Tables
 
 PATCHED = "patching"
 """Where heads are known from if the model names none."""
