@@ -1,4 +1,4 @@
-"""What tables call their numbers: the quality, the timed call, the units that are removed, the unit of the loss."""
+"""The names that tables give to their numbers: quality, timed call, units that are removed, unit of the loss."""
 
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME, UNITS, Tables
 
