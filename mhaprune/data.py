@@ -1,51 +1,27 @@
-"""The examples of a split, and the vocabulary of a task.
+"""Examples in splits and batches, of any model.
 
-Dimensions: E = examples, S = source positions, T = target positions.
+Dimensions: E = examples.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import takewhile
-from typing import Generic, NoReturn, Self, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Generic, NoReturn, Self, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-PAD, BOS, EOS = 0, 1, 2
+from mhaprune.moved import names_in
+
+if not TYPE_CHECKING:  # else no name of this module would be checked
+    __getattr__ = names_in(
+        "mhaprune.lab.tasks.sequences",
+        *("Examples", "Vocabulary", "pad", "shift_right", "PAD", "BOS", "EOS", "SPECIAL"),
+    )
+
 FEW, FEW_TOKENS = 16, 512
 """Number of examples, and of their tokens, that are enough for a proof or a count of operations."""
-SPECIAL = ("<pad>", "<bos>", "<eos>")
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The symbols of a task; ids 0, 1 and 2 are padding, begin and end of sequence."""
-
-    symbols: tuple[str, ...]
-
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        return {symbol: len(SPECIAL) + i for i, symbol in enumerate(self.symbols)}
-
-    def __len__(self) -> int:
-        return len(SPECIAL) + len(self.symbols)
-
-    def encode(self, symbols: Iterable[str]) -> list[int]:
-        """Return the ids of symbols, closed by EOS. Raises ValueError with the first symbol that is not in the
-        vocabulary."""
-        try:
-            return [self._ids[symbol] for symbol in symbols] + [EOS]
-        except KeyError as unknown:
-            raise ValueError(f"symbol={unknown}: not in the vocabulary {' '.join(self.symbols)}") from None
-
-    def decode(self, ids: Iterable[int]) -> list[str]:
-        """Return the symbols up to the first EOS or padding."""
-        return [(*SPECIAL, *self.symbols)[i] for i in takewhile(lambda i: i not in (PAD, EOS), ids)]
 
 
 class Data(ABC):
@@ -210,59 +186,3 @@ class Splits(Generic[Part]):
         """The examples that the quality is measured on during training. If the user gives none, the choose split is
         used."""
         return self["valid" if "valid" in self.given else "choose"]
-
-
-@dataclass(frozen=True)
-class Examples(Data):
-    """Source (E, S) and target (E, T), both closed by EOS and padded on the right."""
-
-    source: Tensor
-    target: Tensor
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: slice | Tensor) -> Self:
-        """Return the examples at these positions, without the columns that are padding in all of them."""
-        return type(self)(_trim(self.source[index]), _trim(self.target[index]))
-
-    def lengths(self) -> Tensor:
-        """Return the number of tokens of source and target together, with the end of sequence, (E,)."""
-        return (self.source != PAD).sum(dim=1) + (self.target != PAD).sum(dim=1)
-
-    def by_length(self) -> Tensor:
-        """Return the positions (E,) of the examples, sorted by the length of the target."""
-        return (self.target != PAD).sum(dim=1).argsort(stable=True)
-
-    def tensors(self) -> Mapping[str, Tensor]:
-        return {"source": self.source, "target": self.target}
-
-    def counterpart(self) -> Self:
-        """Return the examples with the source of another one of as many tokens; the target stays."""
-        lengths, other = (self.source != PAD).sum(dim=1), torch.arange(len(self), device=self.device)
-        for length in lengths.unique():
-            alike = (lengths == length).nonzero().flatten()
-            other[alike] = alike.roll(-1)
-        return type(self)(self.source[other], self.target)
-
-    @property
-    def device(self) -> torch.device:
-        return self.source.device
-
-    def to(self, device: torch.device | str) -> Examples:
-        return Examples(self.source.to(device), self.target.to(device))
-
-
-def pad(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Return the rows as a tensor (rows, longest row), padded with PAD."""
-    longest = max(map(len, rows), default=0)
-    return torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows], dtype=torch.long)
-
-
-def shift_right(target_BT: Tensor) -> Tensor:
-    """Return the decoder's input for a target: BOS first, the last token dropped."""
-    return F.pad(target_BT[:, :-1], (1, 0), value=BOS)
-
-
-def _trim(ids: Tensor) -> Tensor:
-    return ids[:, : int((ids != PAD).sum(dim=1).max()) if len(ids) else 0]

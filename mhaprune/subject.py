@@ -1,18 +1,19 @@
 """The protocol through which scorers, schedules, measurements and speed see a model.
 
-Dimensions: B = batch, T = positions, H = heads of a block, K = head_dim, D = model width, N = all heads, V =
-vocabulary.
+Dimensions: B = batch, T = positions, H = heads of a block, K = head_dim, D = model width, N = all heads.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from mhaprune.data import PAD
 from mhaprune.heads import BlockId, HeadGrid, HeadMask
+from mhaprune.moved import names_in
+
+if not TYPE_CHECKING:  # else no name of this module would be checked
+    __getattr__ = names_in("mhaprune.lab.tasks.sequences", "AnswerOutcome")
 
 
 class Outcome(Protocol):
@@ -35,29 +36,6 @@ class Outcome(Protocol):
     def _asdict(self) -> dict[str, Tensor]: ...
 
     def __iter__(self) -> Iterator[Tensor]: ...
-
-
-class AnswerOutcome(NamedTuple):
-    """The results of a sequence-to-sequence model on the examples of a batch.
-
-    `loss` is the mean cross-entropy in nats over the target tokens of an example. `token_accuracy` is the share of
-    these tokens that the model ranks first, given the true prefix. `quality` is 1 if the model ranks all of them first.
-    This is exact match under greedy decoding, which follows the true prefix as long as it makes no mistake.
-    """
-
-    loss: Tensor
-    token_accuracy: Tensor
-    quality: Tensor
-
-    @classmethod
-    def of(cls, logits: Tensor, target: Tensor) -> Self:
-        """Judge logits (..., T, V) against targets (..., T)."""
-        valid = target != PAD
-        lengths = valid.sum(dim=-1)
-        loss = F.cross_entropy(logits.flatten(0, -2), target.flatten(), ignore_index=PAD, reduction="none")
-        hits = ((logits.argmax(dim=-1) == target) & valid).sum(dim=-1)
-        exact = hits == lengths
-        return cls(loss.view_as(target).sum(dim=-1) / lengths, hits.to(loss.dtype) / lengths, exact.to(loss.dtype))
 
 
 class AttentionMap(NamedTuple):

@@ -15,11 +15,12 @@ from omegaconf import OmegaConf
 
 import mhaprune.lab.runs.collecting
 from mhaprune import progress
-from mhaprune.data import Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import HeadMask
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.runs import results
 from mhaprune.lab.runs.run_folder import RunFolder, read_status
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.settings import plugins
 from mhaprune.storage.locks import locked
 from support import ROOT

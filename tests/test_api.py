@@ -61,7 +61,7 @@ def test_a_saved_model_is_a_module_that_answers(cache: Path, tmp_path: Path) -> 
     assert isinstance(model, torch.nn.Module)
     assert model.grid == pruned.grid
     batch = study.splits.report[:5]
-    from mhaprune.data import shift_right
+    from mhaprune.lab.tasks.sequences import shift_right
 
     torch.testing.assert_close(model(batch.source, shift_right(batch.target)), pruned.call(batch))
     one, two = model.decode("3 1 2", "0 1"), model.decode("3 1 2")

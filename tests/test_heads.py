@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhaprune.data import EOS, PAD, Examples, Vocabulary, pad
 from mhaprune.heads import BlockId, HeadGrid, HeadId, HeadMask
 from mhaprune.lab.model.sites import Site
+from mhaprune.lab.tasks.sequences import EOS, PAD, Examples, Vocabulary, pad
 
 GRID = HeadGrid.full([BlockId(Site.ENCODER_SELF, 0), BlockId(Site.CROSS, 0)], 3)
 

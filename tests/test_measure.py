@@ -15,10 +15,11 @@ import torch.nn.functional as F
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.data import BOS, PAD, Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.lab.experiments.answers import edits, symbol_errors
 from mhaprune.lab.experiments.train import Train
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sequences import BOS, PAD, Examples
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.losses import LossAndQuality
 from mhaprune.measure.accuracy import (

@@ -4,7 +4,6 @@ import importlib
 
 import pytest
 
-from mhaprune.lab.model import sites
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.sources.loaded import Loaded
 from mhaprune.lab.tasks.base import Task
@@ -58,10 +57,21 @@ def test_other_names_are_missed_as_ever(name: str) -> None:
         importlib.import_module(name)
 
 
-def test_a_name_is_the_same_in_the_module_that_it_left() -> None:
-    heads = importlib.import_module("mhaprune.heads")
-    assert {name: getattr(heads, name) for name in ("Site", "NeuronSite", "SITES", "block_label")} == {
-        name: getattr(sites, name) for name in ("Site", "NeuronSite", "SITES", "block_label")
-    }
+@pytest.mark.parametrize(
+    ("module", "now", "names"),
+    [
+        ("heads", "lab.model.sites", "Site NeuronSite SITES block_label"),
+        ("data", "lab.tasks.sequences", "Examples Vocabulary pad shift_right PAD BOS EOS SPECIAL"),
+        ("subject", "lab.tasks.sequences", "AnswerOutcome"),
+        (
+            "tables",
+            "lab.reporting.names",
+            "quality_name in_percent timed_name unit_name loss_unit loss_suffix in_brackets",
+        ),
+    ],
+)
+def test_a_name_is_the_same_in_the_module_that_it_left(module: str, now: str, names: str) -> None:
+    before, after = (importlib.import_module(f"mhaprune.{each}") for each in (module, now))
+    assert all(getattr(before, name) is getattr(after, name) for name in names.split())
     with pytest.raises(AttributeError, match="nothing"):
-        _ = heads.nothing
+        _ = before.nothing

@@ -145,16 +145,21 @@ def _way(
 
 def sparing(heads: ScoredHeads, schedule: Schedule, useless: Collection[BlockId] = ()) -> Schedule:
     """Return the schedule so that it keeps the heads that cannot be removed, and those of the blocks `useless`, whose
-    removal brings nothing of what is asked for. Raises `Unsupported` for a schedule that cannot."""
+    removal brings nothing of what is asked for, and two of each block that `meets` them. Raises `Unsupported` for a
+    schedule that cannot."""
     stuck = {**dict.fromkeys(useless, "it keeps nothing in the cache"), **heads.proven.stuck}
-    if not stuck or heads.proven.why_not:
+    two = {name for name, block in zip(heads.grid.blocks, heads.subject.blocks, strict=False) if block.meets}
+    steps = isinstance(schedule, Stepwise) and schedule.scope != "per_block"
+    if heads.proven.why_not or not (stuck or (two and steps)):
         return schedule
     sizes = dict(zip(heads.grid.blocks, heads.grid.sizes, strict=True))
     own = schedule.keep_at_least if isinstance(schedule, Stepwise) else 0
     uneven = [block for block in stuck if isinstance(own, Mapping) and own[block] < sizes[block]]
-    if not isinstance(schedule, Stepwise) or schedule.scope == "per_block" or uneven:
+    if not isinstance(schedule, Stepwise) or not steps or uneven:
         block, reason = next(iter(stuck.items()))
         what = "stay" if block in useless else "can be gated, not removed"
         raise Unsupported(f"heads of {block} {what}: {reason}; a score, or a search head by head, spares them")
-    least = {block: sizes[block] if block in stuck else least_in(block, own) for block in sizes}
+    least = {
+        block: sizes[block] if block in stuck else max(least_in(block, own), 2 * (block in two)) for block in sizes
+    }
     return replace(schedule, keep_at_least=least)

@@ -26,6 +26,7 @@ from mhaprune.settings.ranges import python_number
 from mhaprune.settings.refusals import foreign
 from mhaprune.storage.locks import read_bytes
 from mhaprune.subject import Subject
+from mhaprune.surgery.removal import MustKeep
 
 MOST_BYTES = 2**20
 """The largest size of a file with a mask: a megabyte names more heads than a model has."""
@@ -182,7 +183,7 @@ def prove_removal(equivalence: EquivalenceCheck, mask: HeadMask) -> None:
     without them."""
     try:
         equivalence.prove(mask)
-    except ProofFailed:
+    except (ProofFailed, MustKeep):
         raise
     except Exception as error:  # of a model that may be anybody's
         reason = (str(error) or type(error).__name__).splitlines()[0]

@@ -75,10 +75,13 @@ def discover(call: ModelCall) -> tuple[list[Block], list[str]]:
     for place, reason in handed_on(blocks, scored_by).items():
         blocks[place] = replace(blocks[place], why_not=blocks[place].why_not or reason)
     for place, block in blocks.items():
-        if made := next((path for path, _ in block.numbers + block.numbers_of_keys if made_in_calls(call, path)), ""):
-            blocks[place] = replace(
-                block, why_not=block.why_not or f"{made} is made in calls or by eval(), for all its heads"
-            )
+        made = [path for path, _ in block.numbers + block.numbers_of_keys if made_in_calls(call, path)]
+        numbers = tuple(each for each in block.numbers if each[0] not in made)
+        if made and (block.flat or numbers + block.numbers_of_keys):
+            why = f"{made[0]} is made in calls or by eval(), for all its heads"
+            blocks[place] = replace(block, why_not=block.why_not or why)
+        elif made:  # so it stays, and heads that are left read their parts, see `Sizes`
+            blocks[place] = replace(block, numbers=()).meeting()
         alike = next(each for each in blocks.values() if each.path == block.path)
         if block.flat and block.head_dim != alike.head_dim:
             blocks[place] = replace(block, why_not=block.why_not or f"{alike.out} reads heads of another width there")

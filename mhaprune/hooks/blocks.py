@@ -73,6 +73,9 @@ class Source:
         return replace(self, rows=replace(self.rows, heads=rows), of=tuple(range(len(sets))))
 
 
+TWO_STAY = "must keep two heads, because its calls make tensors for all of them"
+
+
 @dataclass(frozen=True)
 class Block:
     """Units that one linear map reads: unit n is the columns `columns[n]` of the map `out`.
@@ -112,6 +115,9 @@ class Block:
     """True if the sizes that the code of the module names must be translated in each call, see `Sizes`."""
     as_written: bool = False
     """True if a removal leaves the attributes of the module as they are."""
+    meets: bool = False
+    """True if tensors that calls make for all heads, such as slopes, meet those of the heads that are left, of which
+    there must be two: one would be repeated for all."""
     hollow: bool = False
     """True if the only unit of the block can go as a whole: its values become vectors of width 0, which its code joins
     with those of other blocks. One row of its queries and keys stays."""
@@ -158,6 +164,11 @@ class Block:
             if (each.role, each.rows.path) == (role, path)
         ]
         return rows[0] if rows else [()] * self.heads
+
+    def meeting(self) -> Block:
+        """Return the block whose code is left as it is written, see `meets`."""
+        why_not = self.why_not if self.heads > 2 else self.why_not or TWO_STAY
+        return replace(self, translated=True, as_written=True, meets=True, why_not=why_not)
 
     @property
     def heads(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -176,19 +177,19 @@ def without_results(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Put back at the end all attributes of modules, their buffers too, and what lists, dictionaries and sets hold. So
-    a pass with other numbers leaves nothing: neither a table that it filled, nor the flag that says it is full."""
-    before: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for own in map(vars, model.modules()):
-        before += [(own, {name: own[name] for name in own.keys() - HELD}), (own["_buffers"], {**own["_buffers"]})]
+    """Put back at the end all attributes of modules but weights and children, with what lists, dictionaries and sets
+    hold, buffers and hooks among them. So a pass with other numbers leaves nothing: neither a table that it filled, nor
+    the flag that says it is full."""
+    stay = {"_parameters", "_modules"}
+    before = [(own, {name: own[name] for name in own.keys() - stay}) for own in map(vars, model.modules())]
     values = [value for _, held in before for value in held.values()]
-    holders: list[Any] = [value for value in values if type(value) in (list, dict, set)]
+    holders: list[Any] = [value for value in values if type(value) in (list, dict, set, OrderedDict)]
     items = [value.copy() for value in holders]
     try:
         yield
     finally:
         for now, held in before:
-            for name in now.keys() - HELD - held.keys():
+            for name in now.keys() - stay - held.keys():
                 del now[name]
             now |= held
         for value, were in zip(holders, items, strict=True):

@@ -329,7 +329,7 @@ def _masks(subject: GatedModel, names: Sequence[BlockId], apart: bool) -> Iterat
     held = dict(zip(grid.blocks, (float(part.sum()) for part in subject.held_weights().split(grid.sizes)), strict=True))
     kinds = [type(subject.module.get_submodule(subject.by_name[name].path)) for name, _ in of_block]
     apart = apart or kinds[-1] not in kinds[:-1]
-    losses = [_lost(heads, i) for i, (_, heads) in enumerate(of_block)]
+    losses = [_lost(heads, i, 1 + subject.by_name[name].meets) for i, (name, heads) in enumerate(of_block)]
     every: Sequence[HeadId] = of_block[-1][1]
     if not apart:
         losses[-1], every = every, losses[-1]
@@ -355,11 +355,11 @@ def _masks(subject: GatedModel, names: Sequence[BlockId], apart: bool) -> Iterat
         yield everything.without(*more), False
 
 
-def _lost(heads: Sequence[HeadId], number: int) -> Sequence[HeadId]:
-    """Return the heads that the block with this number loses. Of many units about seven eighths go, drawn at random:
-    so each is paired with its weights, and what is left to copy is small."""
+def _lost(heads: Sequence[HeadId], number: int, least: int) -> Sequence[HeadId]:
+    """Return the heads that the block with this number loses; it keeps `least`, if it has more. Of many units about
+    seven eighths go, drawn at random: so each is paired with its weights, and what is left to copy is small."""
     if len(heads) <= MANY:
-        return heads[: 1 + number % max(1, len(heads) - 1)]
+        return heads[: 1 + number % max(1, len(heads) - least)]
     left = len(heads) // 8 - number % (len(heads) // 8)
     return [heads[n] for n in torch.randperm(len(heads), generator=torch.Generator().manual_seed(number))[left:]]
 

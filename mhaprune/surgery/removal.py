@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention, Projection
-from mhaprune.hooks.blocks import ROLES, Block, Unsupported, around, block_of, weight_of
+from mhaprune.hooks.blocks import ROLES, TWO_STAY, Block, Unsupported, around, block_of, weight_of
 from mhaprune.surgery.copying import copied
 from mhaprune.surgery.counts import attributes_around, attributes_left, counted, shares_its_bias
 from mhaprune.surgery.handed_weights import ATTRIBUTES
@@ -82,6 +82,8 @@ def remove_heads(
             left.append(block_of(layer, block.owner, block.path, cross=block.cross, names=names))
             cut.heads[block.owner] = list(names)
         else:
+            if block.meets and len(keep) < 2:
+                raise MustKeep(f"{block.path}: {TWO_STAY}")
             if not shares_evenly(model, block, keep):
                 block = with_own_keys(model, block)
             removals.append(Removal(len(left), block, list(keep), _staying(model, block, keep)))

@@ -35,6 +35,11 @@ VIEWS = {Tensor.view, Tensor.reshape, torch.reshape}
 UNFLATTENS = {Tensor.unflatten, torch.unflatten}
 SPLITS = {Tensor.split, torch.split}
 FOLDS = {*VIEWS, Tensor.flatten, torch.flatten}
+MEET = {
+    *("add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "div", "truediv", "rtruediv", "itruediv"),
+    *("where", "masked_fill", "maximum", "minimum", "scaled_dot_product_attention"),
+}
+"""The names of functions, without underscores, in which a tensor with a part for each head may meet the heads."""
 FOLDED = "_folded_heads"
 """The attribute of a tensor that `Sizes` marks."""
 
@@ -110,7 +115,8 @@ def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
                 raise ValueError(f"config.mhaprune: {path}.{name} counts no heads")
             setattr(owner, name, value)
         if "inputs_of_heads" in values or "sizes_of_heads" in values:
-            sizes = [Sizes(each) for each in by_block(getattr(module, "sizes_of_heads", []))]
+            kept = getattr(module, "kept_numbers", None)
+            sizes = [Sizes(each, kept) for each in by_block(getattr(module, "sizes_of_heads", []))]
             surround(module, forward_of_fewer_heads, sizes)
         if "silent_columns" in values:
             surround(module, forward_without_silent)
@@ -279,12 +285,13 @@ class Sizes(TorchFunctionMode):
     """A mode of torch in which code that names the sizes of all heads gets those of the kept ones.
 
     `now` holds the present number of heads, first, and the present widths, by the ones that the code names. Translated
-    are views that split a width into heads or join heads to a width, splits of a width, and expansions.
+    are views that split a width into heads or join heads to a width, splits of a width, and expansions. Of a tensor
+    that a call makes for all heads, such as slopes, those that are `kept` meet what the heads compute.
     """
 
-    def __init__(self, now: Mapping[int, int]) -> None:
+    def __init__(self, now: Mapping[int, int], kept: Sequence[int] | None = None) -> None:
         super().__init__()
-        self.now, self.heads = now, next(iter(now))
+        self.now, self.heads, self.kept = now, next(iter(now)), kept
         self.before = {new: [old for old in now if now[old] == new] for new in now.values()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -301,10 +308,33 @@ class Sizes(TorchFunctionMode):
             x, size, *dim = args
             if (dim[0] if dim else (kwargs or {}).get("dim", 0)) in (-1, x.dim() - 1):  # not along positions
                 args = (x, self._split(x.shape[-1], size), *dim)
-        said = func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
+        try:
+            said = func(*args, **kwargs)
+        except RuntimeError:
+            meet = self.kept is not None and getattr(func, "__name__", "").strip("_") in MEET
+            place = self._met([*args, *kwargs.values()]) if meet else 0
+            if not place:
+                raise
+            args, kwargs = [self._left(x, place) for x in args], {n: self._left(x, place) for n, x in kwargs.items()}
+            said = func(*args, **kwargs)
         if isinstance(said, Tensor):
             self._mark(func, args, said)
         return said
+
+    def _met(self, given: Sequence[Any]) -> int:
+        """Return the dimension, counted from the last, in which tensors of all heads and of the kept ones meet; 0 if
+        there is none, or more than one."""
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        places = range(1, 1 + max((x.dim() for x in tensors), default=0))
+        sizes = {n: {x.shape[-n] for x in tensors if x.dim() >= n} - {1} for n in places}
+        met = [n for n in places if sizes[n] == {self.heads, self.now[self.heads]}]
+        return met[0] if len(met) == 1 else 0
+
+    def _left(self, x: Any, place: int) -> Any:
+        if not isinstance(x, Tensor) or x.dim() < place or x.shape[-place] != self.heads:
+            return x
+        return x.index_select(-place, torch.tensor(self.kept, device=x.device))
 
     def _mark(self, func: Any, args: Any, said: Tensor) -> None:
         """Mark a tensor whose first dimension is that of examples and heads, with the place of the heads: 1 if they

@@ -396,6 +396,7 @@ LOOKS: tuple[Look, ...] = (
     lambda model, block: replace(block, hollow=False),
     *(partial(with_more_counts, words=words) for words in MORE_COUNTS),
     *(lambda model, block, left=left: replace(block, translated=True, as_written=left) for left in (True, False)),
+    lambda model, block: block if block.flat else block.meeting(),
     *(
         lambda model, block, words=words: replace(with_more_counts(model, block, words=words), translated=True)
         for words in MORE_COUNTS

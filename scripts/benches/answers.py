@@ -10,11 +10,11 @@ from torch import Tensor
 
 from benches.sides import VOCABULARY_SIZE, Pair, random_examples
 from mhaprune.attention.gates import Softmax
-from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.decoding import decode_greedily
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.measure.times import COPIES, taking_turns
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from benches.sides import DEFAULT, VOCABULARY_SIZE, Pair
 from mhaprune.attention.gates import Softmax
-from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import measure, measure_masks
 from mhaprune.schedules.base import Evidence

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from mhaprune.data import Examples
 from mhaprune.lab.model.config import Transformer
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.measure.times import in_turn, ratios
 
 VOCABULARY_SIZE = 13

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from benches.sides import VOCABULARY_SIZE, Pair, random_examples
 from mhaprune.attention.gates import Softmax
-from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.lab.cli.command_line import described
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.layers import sinusoids
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.model.training import Training
 from mhaprune.lab.sources.trained import TrainedSource
+from mhaprune.lab.tasks.sequences import PAD, Examples, shift_right
 
 
 def training() -> list[Pair]:

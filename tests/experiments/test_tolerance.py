@@ -18,9 +18,9 @@ from mhaprune.lab.experiments.tolerance import (
     surely,
     surely_words,
 )
+from mhaprune.lab.tasks.sequences import AnswerOutcome
 from mhaprune.measure.accuracy import choose_columns
 from mhaprune.statistics.intervals import ONE_SIDED, counted_interval, paired_interval
-from mhaprune.subject import AnswerOutcome
 from support.models import OF_ONE_KIND
 
 DENSE = torch.ones(512)

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhaprune.attention.gates import Softmax
-from mhaprune.data import PAD, Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.model.training import Muon, Training, cross_entropy, head_gates, orthogonal, stacked
+from mhaprune.lab.tasks.sequences import PAD, Examples
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import Diverged
 

@@ -14,18 +14,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.api.wrap import wrap
 from mhaprune.attention.gates import Softmax
-from mhaprune.data import BOS, EOS, PAD, Examples, Splits, shift_right
+from mhaprune.data import Splits
 from mhaprune.heads import BlockId, HeadMask
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.decoding import attention_step, decode_greedily
 from mhaprune.lab.model.layers import AttentionSublayer, FeedForward, sinusoids
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.model.sites import Site
+from mhaprune.lab.tasks.sequences import BOS, EOS, PAD, AnswerOutcome, Examples, shift_right
 from mhaprune.measure.outcomes import mean_outputs, measure, measure_masks
 from mhaprune.scorers.ablation import resample
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option
-from mhaprune.subject import AnswerOutcome
 from support.models import decoded_plainly
 
 GONE: dict[str, tuple[int, ...]] = {

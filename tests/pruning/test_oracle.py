@@ -7,16 +7,16 @@ import pytest
 from torch import Tensor
 
 from mhaprune.attention.gates import Softmax
-from mhaprune.data import Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import HeadMask
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sequences import AnswerOutcome, Examples
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import measure, measure_removed
 from mhaprune.pruning import oracle
 from mhaprune.pruning.oracle import find_best
 from mhaprune.storage.cache import Cache
-from mhaprune.subject import AnswerOutcome
 from support.games import ONE, Game, numbered
 
 Table = dict[tuple[int, ...], float]

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.model.sites import Site
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.measure.outcomes import ProofFailed, gate_gradients, measure
 from mhaprune.measure.times import COPIES
 from mhaprune.pruning.plans import Plan, Search, choices, plans_of

@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mhaprune.data import PAD, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.inputs import Study
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.model.training import cross_entropy
+from mhaprune.lab.tasks.sequences import PAD
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.recoveries.base import Recovery, recover
 from mhaprune.recoveries.fine_tune import FineTune

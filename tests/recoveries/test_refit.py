@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhaprune.data import PAD, Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.inputs import Study
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sequences import PAD, Examples
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import output_difference
 from mhaprune.recoveries.base import recover

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import BlockId, HeadGrid, HeadMask
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.measure.outcomes import measure, output_difference
 from mhaprune.pruning.plans import Refits, Search
 from mhaprune.recoveries.refitting import refit, show

@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mhaprune.data import Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import BlockId, HeadMask
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.model.sites import Site
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.scorers.base import NEEDS_GATES, Budgeted, Scorer, Scores
 from support.composing import every, known

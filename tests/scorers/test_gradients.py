@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import BlockId
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.measure.outcomes import gate_gradients
 from mhaprune.scorers.fisher import Fisher
 from mhaprune.scorers.taylor import Taylor

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mhaprune.data import Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import BlockId, HeadId, HeadMask
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.model.sites import Site
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.measure.outcomes import measure
 from mhaprune.scorers import replacing
 from mhaprune.scorers.ablation import Ablation, resample

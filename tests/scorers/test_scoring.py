@@ -11,10 +11,11 @@ import pytest
 import torch
 from scipy import stats
 
-from mhaprune.data import Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import HeadMask
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.reporting.agreement import rank_agreement, spearman, with_reference
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.gate import Gate

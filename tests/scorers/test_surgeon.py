@@ -5,10 +5,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from mhaprune.data import PAD, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import BlockId
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.model.sites import Site
+from mhaprune.lab.tasks.sequences import PAD
 from mhaprune.scorers.surgeon import Surgeon
 
 TINY = 1e-9

@@ -21,10 +21,10 @@ import yaml
 
 import mhaprune
 import mhaprune_literature
-from mhaprune.data import Vocabulary
 from mhaprune.lab.cli.command_line import main
 from mhaprune.lab.cli.explained import about, about_fields, explained
 from mhaprune.lab.runs.run import Run, build
+from mhaprune.lab.tasks.sequences import Vocabulary
 from mhaprune.settings.ranges import Checked, Distinct, Ge, Gt, Lt, Within
 from mhaprune.settings.refusals import one_line
 from support import ROOT

@@ -6,10 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mhaprune.data import EOS, Examples
 from mhaprune.heads import BlockId, HeadGrid
 from mhaprune.lab.model.sites import Site
-from mhaprune.subject import AnswerOutcome
+from mhaprune.lab.tasks.sequences import EOS, AnswerOutcome, Examples
 
 
 class Game:

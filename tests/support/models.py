@@ -7,13 +7,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mhaprune.attention.gates import Softmax
-from mhaprune.data import Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import HeadMask
 from mhaprune.inputs import Study
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.decoding import decode_greedily
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.model.training import Training
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import measure
 from mhaprune.schedules.base import Evidence

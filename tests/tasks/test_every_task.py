@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from mhaprune.data import EOS, PAD, SPECIAL, Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.lab.tasks.base import SequenceTask, Task
 from mhaprune.lab.tasks.copy import Copy
 from mhaprune.lab.tasks.mirror_difference import MirrorDifference
 from mhaprune.lab.tasks.reverse import Reverse
 from mhaprune.lab.tasks.running_sum import RunningSum
+from mhaprune.lab.tasks.sequences import EOS, PAD, SPECIAL, Examples
 from mhaprune.lab.tasks.sort import Sort
 from support.composing import every, known
 

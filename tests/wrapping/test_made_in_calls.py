@@ -79,13 +79,81 @@ class SlopesIfAny(SlopesOfLayer):
         return said
 
 
-def test_tensors_are_cut_that_a_layer_has_not_those_that_a_call_makes() -> None:
-    heads = wrapped(made(Slopes))
-    assert repr(heads).endswith(
-        "none removable: layers.0: layers.0.slopes is made in calls or by eval(), for all its heads"
-    )
-    for model in (made(SlopesOfLayer), made(SlopesIfAny)):
-        assert apart(wrapped(model).prune(mask=GONE), closed(model, ["layers.0.W_o", "layers.1.W_o"])) < 1e-5
+class SlopesOfCall(SlopesOfLayer):
+    """They are made of the number of heads in each call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.slopes = slopes_of(self.num_heads, x.shape[1])
+        return super().forward(x)
+
+
+class SlopesByLength(SlopesOfLayer):
+    """They are made for each length, and kept in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_length = dict[int, Tensor]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.slopes = self.by_length.setdefault(x.shape[1], slopes_of(HEADS, x.shape[1]))
+        return super().forward(x)
+
+
+class SlopesAsMask(Layer):
+    """The fused function is given them as a mask."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = by_head(self, x)
+        slopes = slopes_of(self.num_heads, x.shape[1]).to(x)
+        said = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=slopes)
+        return self.W_o(said.transpose(1, 2).flatten(2))
+
+
+class WindowOfHead(Layer):
+    """Each head sees another number of tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = by_head(self, x)
+        far = slopes_of(1, x.shape[1]).abs() > 1 + torch.arange(self.num_heads)[:, None, None]
+        weights = (q @ k.mT).masked_fill(far, -torch.inf).softmax(-1)
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2))
+
+
+class ListOfGates(Layer):
+    """A gate for each head is a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(HEADS)])
+
+    def through(self, x: Tensor) -> Tensor:
+        return x * torch.stack([*self.gates]).view(1, -1, 1, 1)
+
+
+OUTS = ["layers.0.W_o", "layers.1.W_o"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [SlopesOfLayer, SlopesIfAny, Slopes, SlopesOfCall, SlopesByLength, SlopesAsMask, WindowOfHead, ListOfGates],
+)
+def test_tensors_that_a_layer_has_are_cut_and_heads_read_their_parts_of_those_that_a_call_makes(kind: Any) -> None:
+    model = made(kind).double()
+    small = wrapped(model).prune(mask=GONE)
+    assert apart(small, closed(model, OUTS)) < 1e-9
+    again = wrapped(small).prune(mask={1: [2]})
+    assert apart(again, closed(model, OUTS, {**GONE, 1: [*GONE[1], 2]})) < 1e-9
+
+
+def test_two_heads_stay_where_a_call_makes_tensors_for_all() -> None:
+    """A single one would be repeated for all."""
+    heads = wrapped(made(SlopesOfCall))
+    with pytest.raises(ValueError, match=r"^layers\.1: must keep two heads, because its calls make tensors for all"):
+        heads.prune(mask={1: [0, 1, 2]})
+    kept = heads.mask(keep=4, by=[1.0, 2, 3, 4, 5, 6, 7, 8]).kept
+    assert [head.layer for head in kept] == [0, 0, 1, 1]
+    with pytest.raises(ValueError, match="4 must stay"):
+        heads.mask(keep=3, by="random")
 
 
 class Cached(Layer):
@@ -113,12 +181,14 @@ class Cached(Layer):
         return self.W_o((weights @ v).transpose(1, 2).flatten(2))
 
 
-def test_what_eval_makes_of_a_parameter_is_not_cut_without_it() -> None:
+def test_what_eval_makes_of_a_parameter_is_made_for_all_heads_again() -> None:
     model = made(Cached).double().eval()
     before = copy.deepcopy(model.state_dict())
-    assert repr(wrapped(model)).endswith(
-        "none removable: layers.0: layers.0.made is made in calls or by eval(), for all its heads"
-    )
+    heads = wrapped(model)
+    small = heads.prune(mask=GONE)
+    with heads.closed(GONE) as shut:
+        assert apart(small, shut) < 1e-9
+    assert small.layers[0].biases.shape == (HEADS, 12)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     with pytest.raises(
         ValueError, match="no attribute 'made'.*call model.eval.. first, Cached has a train.. of its own"
@@ -136,7 +206,7 @@ def test_what_a_call_keeps_in_a_layer_is_cut_and_left_as_it_was() -> None:
         assert repr(heads).endswith("all removable")
         heads.score("taylor")
         small = heads.prune(mask=GONE)
-        assert apart(small, closed(model, ["layers.0.W_o", "layers.1.W_o"], GONE)) < 1e-9
+        assert apart(small, closed(model, OUTS)) < 1e-9
         assert apart(copy.deepcopy(small), small) == 0
 
 
@@ -198,6 +268,6 @@ def test_tables_that_calls_fill_are_those_of_the_model(kind: Any, prove: str) ->
     model, same = made(kind).double(), made(kind).double()
     heads = wrapped(model, prove=prove)
     assert apart(model, same) == 0
-    rises, outs = heads.score("ablation").sort_index()["score"], ["layers.0.W_o", "layers.1.W_o"]
-    assert rises.tolist() == pytest.approx([effect(same, outs, n, h) for n in range(2) for h in range(HEADS)], abs=1e-6)
-    assert apart(heads.prune(mask=GONE), closed(same, outs)) < 1e-9
+    rises = heads.score("ablation").sort_index()["score"]
+    assert rises.tolist() == pytest.approx([effect(same, OUTS, n, h) for n in range(2) for h in range(HEADS)], abs=1e-6)
+    assert apart(heads.prune(mask=GONE), closed(same, OUTS)) < 1e-9

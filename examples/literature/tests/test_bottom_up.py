@@ -2,9 +2,10 @@
 
 import pytest
 
-from mhaprune.data import Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import HeadMask
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.pruning.plans import Search
 from mhaprune.recoveries.refitting import refit, show
 from mhaprune.schedules.iterative import Iterative

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import BlockId, HeadMask
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.model.sites import Site
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.measure.outcomes import measure
 from mhaprune_literature.integrated_gradients import IntegratedGradients
 from support.models import loss_of_one

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from mhaprune.data import PAD, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import BlockId, HeadMask
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.model.sites import Site
+from mhaprune.lab.tasks.sequences import PAD
 from mhaprune_literature.redundancy import Redundancy
 
 BLOCKS = [BlockId(Site.ENCODER_SELF, 1), BlockId(Site.DECODER_SELF, 0), BlockId(Site.CROSS, 0)]

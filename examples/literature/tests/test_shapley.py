@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from mhaprune.attention.gates import Softmax
-from mhaprune.data import Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import measure
 from mhaprune_literature import shapley as module

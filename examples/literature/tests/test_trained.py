@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune.data import PAD, Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import HeadId
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sequences import PAD, Examples
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Budgeted, Scorer

@@ -12,8 +12,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from mhaprune.data import Examples, Splits, Vocabulary
+from mhaprune.data import Splits
 from mhaprune.lab.tasks.base import Pair, SplitSize, Task
+from mhaprune.lab.tasks.sequences import Examples, Vocabulary
 from mhaprune.settings.ranges import Ge
 
 MEANINGS = {

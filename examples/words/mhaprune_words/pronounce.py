@@ -11,8 +11,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
 
-from mhaprune.data import Examples, Splits, Vocabulary
+from mhaprune.data import Splits
 from mhaprune.lab.tasks.base import Pair, SplitSize, Task
+from mhaprune.lab.tasks.sequences import Examples, Vocabulary
 from mhaprune.settings.ranges import Ge
 
 SILENT = "_"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from mhaprune.data import Examples
 from mhaprune.lab.tasks.base import Task
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.measure.accuracy import accuracy_columns, by_group, calibration_columns, size_columns
 from mhaprune.measure.outcomes import BATCH_SIZE, measure
 from mhaprune.statistics.intervals import with_interval

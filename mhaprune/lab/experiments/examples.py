@@ -7,12 +7,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mhaprune.data import EOS, SPECIAL, Data, Examples, pad, shift_right
+from mhaprune.data import Data
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.inputs import Study
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.model.sites import Site
 from mhaprune.lab.tasks.base import Task
+from mhaprune.lab.tasks.sequences import EOS, SPECIAL, Examples, pad, shift_right
 from mhaprune.measure.outcomes import all_open, measure_masks
 from mhaprune.progress import track
 from mhaprune.scorers.scoring import head_columns

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mhaprune.attention.layer import side_by_side
-from mhaprune.data import BOS, EOS, PAD
 from mhaprune.lab.model.layers import AttentionSublayer
+from mhaprune.lab.tasks.sequences import BOS, EOS, PAD
 
 Step = Callable[[Tensor], Tensor]
 """A function that computes a sublayer for the newest position of every sequence: (B, D) to (B, D)."""

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from mhaprune.attention.gates import GateConfig
 from mhaprune.attention.layer import MultiHeadAttention, Projection, padding_bias, project_together
-from mhaprune.data import PAD
 from mhaprune.heads import BlockId, HeadGrid
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.sites import NeuronSite, Site
+from mhaprune.lab.tasks.sequences import PAD
 
 
 class Deferred(nn.Module):

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.attention.gates import GateConfig
-from mhaprune.data import EOS, PAD, Examples, shift_right
 from mhaprune.heads import BlockId, HeadGrid
 from mhaprune.hooks.blocks import Block, Rows, Source, block_of, neighbours
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.decoding import Step, attention_step, decode_greedily
 from mhaprune.lab.model.layers import EncoderDecoder
 from mhaprune.lab.model.sites import NeuronSite, Site
+from mhaprune.lab.tasks.sequences import EOS, PAD, AnswerOutcome, Examples, shift_right
 from mhaprune.measure.outcomes import BATCH_SIZE, measure
-from mhaprune.subject import AnswerOutcome, Outcome
+from mhaprune.subject import Outcome
 from mhaprune.subjects.gated_model import GatedModel
 
 

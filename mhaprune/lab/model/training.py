@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from mhaprune.attention.gates import GateConfig, HeadGate
-from mhaprune.data import PAD, Examples
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sequences import PAD, Examples
 from mhaprune.settings.ranges import Ge, Lt
 from mhaprune.training.loop import Descent, parameter_groups
 

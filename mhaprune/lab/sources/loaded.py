@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mhaprune.data import pad
 from mhaprune.heads import HeadGrid
 from mhaprune.lab.model.checkpoint import load
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.sources.trained import restored
 from mhaprune.lab.tasks.base import Task
+from mhaprune.lab.tasks.sequences import pad
 from mhaprune.settings.ranges import checked
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from mhaprune.attention.gates import GateConfig
-from mhaprune.data import Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import HeadGrid
 from mhaprune.inputs import Study
 from mhaprune.lab.model.checkpoint import SavedModel, load, restore, to_bytes
@@ -20,6 +20,7 @@ from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.model.training import Training
 from mhaprune.lab.sources.source import ModelSource
 from mhaprune.lab.tasks.base import Task
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.recoveries.base import Recovery
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings import options

@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples, Splits, Vocabulary, pad
+from mhaprune.data import Splits
+from mhaprune.lab.tasks.sequences import Examples, Vocabulary, pad
 from mhaprune.settings.ranges import Checked, Ge, Within
 
 Aligned = Callable[[Any], Tensor]

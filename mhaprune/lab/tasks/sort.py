@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mhaprune.data import SPECIAL
 from mhaprune.lab.tasks.base import SequenceTask
+from mhaprune.lab.tasks.sequences import SPECIAL
 
 
 @dataclass(frozen=True)

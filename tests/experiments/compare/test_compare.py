@@ -13,11 +13,11 @@ from mhaprune.lab.experiments.compare.compare import Compare, Regrets, winner_ta
 from mhaprune.lab.model.sites import Site
 from mhaprune.lab.runs.run import build
 from mhaprune.lab.runs.run_folder import RunFolder
+from mhaprune.lab.tasks.sequences import AnswerOutcome
 from mhaprune.progress import under_way
 from mhaprune.pruning.plans import Plan
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.statistics.intervals import difference_interval, mean_interval, student_interval
-from mhaprune.subject import AnswerOutcome
 from mhaprune.tables import ENDS
 from support.composing import EXAMPLES, compose, registered, tables_in
 from support.sizes import LEARNT

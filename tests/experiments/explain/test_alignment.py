@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from mhaprune.data import SPECIAL, Examples, Splits
+from mhaprune.data import Splits
 from mhaprune.heads import BlockId
 from mhaprune.inputs import Known
 from mhaprune.lab.experiments.explain.alignment import (
@@ -23,6 +23,7 @@ from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.model.sites import Site
 from mhaprune.lab.tasks.reverse import Reverse
 from mhaprune.lab.tasks.running_sum import RunningSum
+from mhaprune.lab.tasks.sequences import SPECIAL, Examples
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.subject import AttentionMap
 from mhaprune.tables import HEAD

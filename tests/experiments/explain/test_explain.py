@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.data import PAD, Examples
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.lab.experiments.base import figures_of
 from mhaprune.lab.experiments.examples import (
@@ -27,11 +26,11 @@ from mhaprune.lab.reporting.plots import Plot
 from mhaprune.lab.reporting.sentences import share
 from mhaprune.lab.runs.run import Run, build
 from mhaprune.lab.runs.run_folder import RunFolder
+from mhaprune.lab.tasks.sequences import PAD, AnswerOutcome, Examples
 from mhaprune.lab.tasks.sort import Sort
 from mhaprune.measure.outcomes import measure
 from mhaprune.pruning.pruned import EquivalenceCheck
 from mhaprune.statistics.intervals import prunable as claimed
-from mhaprune.subject import AnswerOutcome
 from mhaprune.tables import HEAD, Tables
 from mhaprune_literature.attention import Entropy
 from support.composing import compose, run_of, tables_in

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples
 from mhaprune.heads import BlockId, HeadGrid
 from mhaprune.lab.experiments.explain.patterns import PATTERNS, PLACES, View, named_after, observe
 from mhaprune.lab.model.sites import Site
 from mhaprune.lab.tasks.reverse import Reverse
+from mhaprune.lab.tasks.sequences import Examples
 from mhaprune.subject import AttentionMap
 
 TASK = Reverse(num_symbols=6, max_length=6, min_length=3, train=40, valid=8, score=8, choose=8, report=30)

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.data import Examples
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.inputs import Study
 from mhaprune.lab.experiments.prune import trials
@@ -21,6 +20,7 @@ from mhaprune.lab.model.checkpoint import load
 from mhaprune.lab.model.seq2seq import Seq2Seq
 from mhaprune.lab.runs.run import build
 from mhaprune.lab.runs.run_folder import RunFolder, read_status
+from mhaprune.lab.tasks.sequences import AnswerOutcome, Examples
 from mhaprune.measure.accuracy import by_group
 from mhaprune.measure.outcomes import Diverged, ProofFailed, measure
 from mhaprune.progress import under_way
@@ -30,7 +30,6 @@ from mhaprune.recoveries.refit import Refit
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.statistics.intervals import paired_interval
 from mhaprune.storage.cache import no_memory
-from mhaprune.subject import AnswerOutcome
 from mhaprune_literature.subset import Subset
 from support.composing import compose, tables_in
 from support.sizes import LEARNT, PRUNE

@@ -17,9 +17,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mhaprune.data import EOS, PAD, SPECIAL, Data, Examples, shift_right
+from mhaprune.data import Data
 from mhaprune.heads import BlockId
 from mhaprune.lab.model.sites import Site
+from mhaprune.lab.tasks.sequences import EOS, PAD, SPECIAL, Examples, shift_right
 from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.subject import AttentionMap, Subject

@@ -9,10 +9,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mhaprune.data import SPECIAL, Examples
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.lab.model.config import Transformer
 from mhaprune.lab.model.seq2seq import Seq2Seq
+from mhaprune.lab.tasks.sequences import SPECIAL, Examples
 from mhaprune.measure import times
 from mhaprune.tables import DENSE, DENSE_AGAIN
 
