@@ -160,6 +160,7 @@ def sparing(heads: ScoredHeads, schedule: Schedule, useless: Collection[BlockId]
         what = "stay" if block in useless else "can be gated, not removed"
         raise Unsupported(f"heads of {block} {what}: {reason}; a score, or a search head by head, spares them")
     least = {
-        block: sizes[block] if block in stuck else max(least_in(block, own), 2 * (block in two)) for block in sizes
+        block: size if block in stuck else max(least_in(block, own), min(2, size) * (block in two))
+        for block, size in sizes.items()
     }
     return replace(schedule, keep_at_least=least)
