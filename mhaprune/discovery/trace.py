@@ -427,8 +427,8 @@ class Trace:
             ):
                 if columns_of_heads(x, cast("Tensor", found.context), found.heads_last)[0] != found.columns:
                     found.unusable = (
-                        f"its heads are read by {self.paths[cast('nn.Module', found.out)]} and also, by other columns or"
-                        f" beside other states, by {self.paths[module]}"
+                        f"its heads are read by {self.paths[cast('nn.Module', found.out)]} and also, by other columns"
+                        f" or beside other states, by {self.paths[module]}"
                     )
                 found.also[module] = None
             elif (
