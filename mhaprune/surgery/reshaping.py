@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -313,7 +314,8 @@ class Sizes(TorchFunctionMode):
             said = func(*args, **kwargs)
         except RuntimeError:
             meet = self.kept is not None and getattr(func, "__name__", "").strip("_") in MEET
-            place = self._met([*args, *kwargs.values()]) if meet else 0
+            alike = () if func is F.scaled_dot_product_attention else (1, 2, 4)  # its factors differ there
+            place = self._met([*args, *kwargs.values()], (3, *alike)) if meet else 0
             if not place:
                 raise
             args, kwargs = [self._left(x, place) for x in args], {n: self._left(x, place) for n, x in kwargs.items()}
@@ -322,11 +324,10 @@ class Sizes(TorchFunctionMode):
             self._mark(func, args, said)
         return said
 
-    def _met(self, given: Sequence[Any]) -> int:
-        """Return the dimension, counted from the last, in which tensors of all heads and of the kept ones meet; 0 if
-        there is none, or more than one."""
+    def _met(self, given: Sequence[Any], places: Sequence[int]) -> int:
+        """Return the dimension, one of these places counted from the last, in which tensors of all heads and of the
+        kept ones meet; 0 if there is none, or more than one."""
         tensors = [x for x in given if isinstance(x, Tensor)]
-        places = range(1, 1 + max((x.dim() for x in tensors), default=0))
         sizes = {n: {x.shape[-n] for x in tensors if x.dim() >= n} - {1} for n in places}
         met = [n for n in places if sizes[n] == {self.heads, self.now[self.heads]}]
         return met[0] if len(met) == 1 else 0

@@ -145,6 +145,14 @@ def test_tensors_that_a_layer_has_are_cut_and_heads_read_their_parts_of_those_th
     assert apart(again, closed(model, OUTS, {**GONE, 1: [*GONE[1], 2]})) < 1e-9
 
 
+@pytest.mark.parametrize("kind", [SlopesOfCall, SlopesAsMask])
+def test_positions_and_widths_may_be_as_many_as_heads(kind: Any) -> None:
+    """Four heads of width four, of which three are left, for three positions of three examples."""
+    model, mask = made(kind).double(), {0: [1], 1: [0]}
+    small, x = wrapped(model).prune(mask=mask), torch.arange(9).view(3, 3)
+    torch.testing.assert_close(small(x), closed(model, OUTS, mask)(x))
+
+
 def test_two_heads_stay_where_a_call_makes_tensors_for_all() -> None:
     """A single one would be repeated for all."""
     heads = wrapped(made(SlopesOfCall))
