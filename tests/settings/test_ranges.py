@@ -162,7 +162,7 @@ def test_an_unexpected_error_says_where_it_is_and_not_in_which_library() -> None
     assert raised_by("two").endswith(f", in settings/test_ranges.py line {line} (HYDRA_FULL_ERROR=1 shows all)")
     with pytest.raises(TypeError) as inside:
         Vocabulary(("1",)).decode(3)  # type: ignore[arg-type]
-    assert ", in mhaprune/lab/tasks/sequences.py line " in one_line(inside.value)
+    assert ", in tasks/sequences.py line " in one_line(inside.value)
     with pytest.raises(ValueError, match="symbol") as refused:
         Vocabulary(("1",)).encode(["2"])
     assert "line" not in one_line(refused.value)
