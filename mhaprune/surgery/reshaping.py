@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -246,6 +247,8 @@ def forward_of_fewer_heads(module: Any, inner: Any, sizes: Sequence[Sizes], *arg
     with ExitStack() as stack:
         for each in sizes:
             stack.enter_context(each)
+        Sizes.running.append(sizes)
+        stack.callback(Sizes.running.pop)
         return inner(*arguments, **named)
 
 
@@ -290,6 +293,9 @@ class Sizes(TorchFunctionMode):
     that a call makes for all heads, such as slopes, those that are `kept` meet what the heads compute.
     """
 
+    running: ClassVar[list[Sequence[Sizes]]] = []
+    """The modes of each call that has begun, of which the last one knows which heads meet."""
+
     def __init__(self, now: Mapping[int, int], kept: Sequence[int] | None = None) -> None:
         super().__init__()
         self.now, self.heads, self.kept = now, next(iter(now)), kept
@@ -313,7 +319,8 @@ class Sizes(TorchFunctionMode):
         try:
             said = func(*args, **kwargs)
         except RuntimeError:
-            meet = self.kept is not None and getattr(func, "__name__", "").strip("_") in MEET
+            mine = self.kept is not None and any(self is each for each in chain(*self.running[-1:]))
+            meet = mine and getattr(func, "__name__", "").strip("_") in MEET
             alike = () if func is F.scaled_dot_product_attention else (1, 2, 4)  # its factors differ there
             place = self._met([*args, *kwargs.values()], (3, *alike)) if meet else 0
             if not place:

@@ -153,6 +153,27 @@ def test_positions_and_widths_may_be_as_many_as_heads(kind: Any) -> None:
     torch.testing.assert_close(small(x), closed(model, OUTS, mask)(x))
 
 
+class Outer(SlopesOfCall):
+    """A layer that calls another one of as many heads, in which others are left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = SlopesOfCall()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.inner(x))
+
+
+def test_a_layer_in_another_reads_its_own_parts() -> None:
+    model = made(Outer).double()
+    heads = wrapped(model)
+    outs = [block.out for block in heads.subject.blocks]
+    gone = {n: [1 + out.endswith("inner.W_o")] for n, out in enumerate(outs)}
+    names = [str(head) for n, name in enumerate(heads.grid.blocks) for head in heads.grid if head.block == name]
+    mask = [name for n, name in enumerate(names) if n % HEADS in gone[n // HEADS]]
+    assert apart(heads.prune(mask=mask), closed(model, outs, gone)) < 1e-9
+
+
 def test_two_heads_stay_where_a_call_makes_tensors_for_all() -> None:
     """A single one would be repeated for all."""
     heads = wrapped(made(SlopesOfCall))
