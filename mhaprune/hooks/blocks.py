@@ -73,7 +73,7 @@ class Source:
         return replace(self, rows=replace(self.rows, heads=rows), of=tuple(range(len(sets))))
 
 
-TWO_STAY = "must keep two heads, because its calls make tensors for all of them"
+TWO_STAY = "must keep two heads, as where calls make tensors for all of them"
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def test_a_layer_in_another_reads_its_own_parts() -> None:
 def test_two_heads_stay_where_a_call_makes_tensors_for_all() -> None:
     """A single one would be repeated for all."""
     heads = wrapped(made(SlopesOfCall))
-    with pytest.raises(ValueError, match=r"^layers\.1: must keep two heads, because its calls make tensors for all"):
+    with pytest.raises(ValueError, match=r"^layers\.1: must keep two heads, as where calls make tensors for all"):
         heads.prune(mask={1: [0, 1, 2]})
     kept = heads.mask(keep=4, by=[1.0, 2, 3, 4, 5, 6, 7, 8]).kept
     assert [head.layer for head in kept] == [0, 0, 1, 1]
