@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mhaprune.hooks.products import WeightProduct, place_of
+from mhaprune.hooks.products import WeightProduct, places_of
 
 
 @contextmanager
@@ -38,15 +38,15 @@ class WeightsInUse(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.running, self.through = running, through
-        self.modules = {place_of(module.weight): module for module in modules if isinstance(module, nn.Linear)}
+        self.modules = places_of(modules)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for product in WeightProduct.of(func, args, kwargs or {}):
-            module = self.modules.get(place_of(weight := product.matrix(product.weight)))
-            if module is not None and weight is not None and self.running[-1:] != [module]:
-                made = product.by(partial(self._through, module, weight))
+            module = product.module_of(self.modules)
+            if module is not None and self.running[-1:] != [module]:
+                made = product.by(partial(self._through, module))
                 return made if product.bias is None else made + product.bias
         return func(*args, **(kwargs or {}))
 
-    def _through(self, module: nn.Module, weight: Tensor, x: Tensor) -> Tensor:
-        return self.through(module, x, F.linear(x, weight))
+    def _through(self, module: Any, x: Tensor) -> Tensor:
+        return self.through(module, x, F.linear(x, module.weight))

@@ -5,14 +5,14 @@ Dimensions: T = rows, D = what is summed over, U = columns; any further dimensio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_letters
 from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 MATMUL = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm)
 ADDED = (torch.baddbmm, Tensor.baddbmm, torch.addmm, Tensor.addmm)
@@ -162,6 +162,14 @@ class WeightProduct(NamedTuple):
         dims = [self.of_weight.index(each) for each in order]
         return weight.permute(dims).flatten(0, count - 1).flatten(1)
 
+    def module_of(self, modules: Mapping[Any, nn.Module]) -> Any:
+        """Return the module of these, see `places_of`, whose weight is multiplied by, as it is or transposed; None if
+        it is of none."""
+        if self.weight.dim() != 2:
+            return None
+        as_it_is = self.of_weight == self.outputs + self.inputs
+        return (as_it_is and modules.get(self.weight)) or modules.get(place_of(self.matrix(self.weight)))
+
     def by(self, linear: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the result, computed by a linear module, or another function of inputs (..., I)."""
         x = self.x.permute([self.of_x.index(each) for each in self.kept + self.inputs])
@@ -171,8 +179,22 @@ class WeightProduct(NamedTuple):
 
 
 def place_of(weight: Tensor | None) -> Any:
-    """Return where the numbers of a matrix stand in memory, and in which order; None for no numbers."""
-    return (weight.data_ptr(), weight.shape, weight.stride()) if weight is not None and weight.numel() else None
+    """Return where the numbers of a matrix stand in memory, and in which order; None for no numbers, or if they have no
+    place, as in an export."""
+    if weight is None or not weight.numel():
+        return None
+    try:
+        return (weight.data_ptr(), weight.shape, weight.stride()) if weight.data_ptr() else None
+    except RuntimeError:
+        return None
+
+
+def places_of(modules: Iterable[nn.Module]) -> dict[Any, nn.Module]:
+    """Return linear modules by their weights and the places of these. A weight that is computed in each call has no
+    place that lasts."""
+    linear = [module for module in modules if isinstance(module, nn.Linear)]
+    plain = [module for module in linear if isinstance(vars(module)["_parameters"].get("weight"), Tensor)]
+    return {key: module for module in plain for key in (module.weight, place_of(module.weight)) if key is not None}
 
 
 def _letters(equation: str, sizes: Sequence[int]) -> tuple[str, str, str] | None:

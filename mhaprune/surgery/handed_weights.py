@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from mhaprune.hooks.attention_calls import AttentionCalls
 from mhaprune.hooks.eval_mode import ModelCall
 from mhaprune.hooks.functional_linear import WeightsInUse, calls_begun
-from mhaprune.hooks.products import WeightProduct, place_of
+from mhaprune.hooks.products import WeightProduct, places_of
 from mhaprune.surgery.reshaping import surround
 
 ATTRIBUTES = ("called_maps", "width_of_heads")
@@ -110,7 +110,7 @@ class CalledMaps(TorchFunctionMode):
     def __init__(self, layer: Any) -> None:
         super().__init__()
         parts = [*layer.modules()]
-        self.maps: dict[Any, nn.Linear] = {place_of(parts[n].weight): parts[n] for n in layer.called_maps}
+        self.maps = places_of(parts[n] for n in layer.called_maps)
         self.width = layer.width_of_heads
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -121,7 +121,7 @@ class CalledMaps(TorchFunctionMode):
             if not given["add_zero_attn"] and all(given[name] is None for name in more):
                 return self.attention(given)
         for product in WeightProduct.of(func, args, kwargs):
-            if module := self.maps.get(place_of(product.matrix(product.weight))):
+            if module := product.module_of(self.maps):
                 own, bias = module.bias, product.bias
                 if own is not None and bias is not None and (bias is own or torch.equal(bias, own)):
                     return product.by(module)

@@ -244,6 +244,8 @@ def forward_of_fewer_heads(module: Any, inner: Any, sizes: Sequence[Sizes], *arg
                 by_head = x.unflatten(dim, (-1, module.all_heads))  # examples and heads may share the dimension
                 given[key] = by_head.index_select(dim, heads).flatten(dim - 1, dim)
         arguments, named = tuple(given.pop(n) for n in range(len(arguments))), given
+    if torch.jit.is_tracing() and any(each.kept is not None for each in sizes):
+        raise RuntimeError("torch.jit.trace follows no sizes of fewer heads than code names, use torch.export")
     with ExitStack() as stack:
         for each in sizes:
             stack.enter_context(each)
@@ -316,28 +318,25 @@ class Sizes(TorchFunctionMode):
             if (dim[0] if dim else (kwargs or {}).get("dim", 0)) in (-1, x.dim() - 1):  # not along positions
                 args = (x, self._split(x.shape[-1], size), *dim)
         kwargs = kwargs or {}
-        try:
-            said = func(*args, **kwargs)
-        except RuntimeError:
-            mine = self.kept is not None and any(self is each for each in chain(*self.running[-1:]))
-            meet = mine and getattr(func, "__name__", "").strip("_") in MEET
-            alike = () if func is F.scaled_dot_product_attention else (1, 2, 4)  # its factors differ there
-            place = self._met([*args, *kwargs.values()], (3, *alike)) if meet else 0
-            if not place:
-                raise
-            args, kwargs = [self._left(x, place) for x in args], {n: self._left(x, place) for n, x in kwargs.items()}
-            said = func(*args, **kwargs)
+        if place := self._met(func, [*args, *kwargs.values()]):
+            left = partial(self._left, place=place)
+            args, kwargs = [*map(left, args)], {name: left(x) for name, x in kwargs.items()}
+        said = func(*args, **kwargs)
         if isinstance(said, Tensor):
             self._mark(func, args, said)
         return said
 
-    def _met(self, given: Sequence[Any], places: Sequence[int]) -> int:
-        """Return the dimension, one of these places counted from the last, in which tensors of all heads and of the
-        kept ones meet; 0 if there is none, or more than one."""
-        tensors = [x for x in given if isinstance(x, Tensor)]
-        sizes = {n: {x.shape[-n] for x in tensors if x.dim() >= n} - {1} for n in places}
-        met = [n for n in places if sizes[n] == {self.heads, self.now[self.heads]}]
-        return met[0] if len(met) == 1 else 0
+    def _met(self, func: Any, given: Sequence[Any]) -> int:
+        """Return the dimension, counted from the last, in which tensors of all heads and of the kept ones meet; 0 if
+        there is none, or more than one."""
+        mine = self.kept is not None and any(self is each for each in chain(*self.running[-1:]))
+        if not mine or getattr(func, "__name__", "").strip("_") not in MEET:
+            return 0
+        tensors, met = [x for x in given if isinstance(x, Tensor)], {self.heads, self.now[self.heads]}
+        places = (3,) if func is F.scaled_dot_product_attention else (1, 2, 3, 4)  # its factors differ in others
+        sizes = {n: [x.shape[-n] for x in tensors if x.dim() >= n] for n in places}
+        found = [n for n in places if len(met) == 2 and whole(*sizes[n]) and {*sizes[n]} - {1} == met]
+        return found[0] if len(found) == 1 else 0
 
     def _left(self, x: Any, place: int) -> Any:
         if not isinstance(x, Tensor) or x.dim() < place or x.shape[-place] != self.heads:

@@ -150,6 +150,8 @@ def understand(
     tried = Batches.extremes([*splits.values()])
     batch = next(tried.batches(len(tried))).converted(weight.device, weight.dtype)
     call_of_batch = ModelCall(model, batch, run)
+    with suppress(Exception), call_of_batch.at_rest():  # what a first call makes, such as tables, is no part of a trace
+        call_of_batch.first()
     check_buffers(call_of_batch)
     model, (found, names, not_seen, alone) = _with_blocks(call_of_batch, blocks, units)
     for name, split in splits.items():
