@@ -132,8 +132,9 @@ def apart(one: Tensor, other: Tensor) -> float:
 def check(row: Row, other: Other, folder: Path) -> None:
     """Find the heads of a model, remove half of them, compare with a model that mhaprune never saw, save and read, and
     note it in the row. The model was not called before: it may fill tables in its first call."""
-    (model, unseen), batch, begin = (made(other), made(other)), other.batch(), time.process_time()
-    batch = batch.double() if batch.is_floating_point() else batch
+    model, batch = made(other), other.batch()
+    unseen, batch = copy.deepcopy(model), batch.double() if batch.is_floating_point() else batch
+    begin = time.process_time()
     heads = mhaprune.wrap(model, size_of_outputs, score=[batch], choose=[batch], call=call)
     row.seconds, row.found = time.process_time() - begin, len(heads.grid)
     why_not, stuck = heads.proven.why_not, heads.proven.stuck
