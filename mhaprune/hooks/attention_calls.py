@@ -1,7 +1,8 @@
 """Call a function of one's own at every attention call of a model.
 
 There are three kinds of calls: `F.scaled_dot_product_attention`, which most models use; two matrix products with a
-softmax between them, by whatever function; and the attention interface of transformers, which knows the calling module.
+softmax between them, or other weights that are not negative, by whatever function; and the attention interface of
+transformers, which knows the calling module.
 """
 
 import math
@@ -137,8 +138,9 @@ def _weights(scores: Tensor, of_softmax: bool, sunk: bool, of_product: bool) -> 
     """Return the options of attention with these weights, see `AttentionCalls`; none if they are no weights.
 
     Weights that are known to come from a softmax (`of_softmax`) may sum to another number for each query, as behind a
-    gate, or to 0 for one that sees nothing. If that softmax had more keys (`sunk`), a sink takes what is missing of 1.
-    So may weights that were computed elementwise of the product of queries and keys (`of_product`), as by a sigmoid.
+    gate, or to 0 for one that sees nothing; and so may weights of 0 and more that were computed elementwise of the
+    product of queries and keys (`of_product`), as by a sigmoid. If that softmax had more keys (`sunk`), a sink takes
+    what is missing of 1.
     """
     seen = scores.detach()
     sums = seen.sum(dim=-1, keepdim=True, dtype=torch.float)

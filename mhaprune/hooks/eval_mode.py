@@ -177,9 +177,9 @@ def without_results(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Put back at the end all attributes of modules but weights and children, with what lists, dictionaries and sets
-    hold, buffers and hooks among them. So a pass with other numbers leaves nothing: neither a table that it filled, nor
-    the flag that says it is full."""
+    """Put back at the end all attributes of modules but weights and children, with what their own lists, dictionaries
+    and sets hold, buffers and hooks among them. So a pass with other numbers leaves neither a table that it filled, nor
+    the flag that says it is full. What is held deeper must be there before, from a plain call."""
     stay = {"_parameters", "_modules"}
     before = [(own, {name: own[name] for name in own.keys() - stay}) for own in map(vars, model.modules())]
     values = [value for _, held in before for value in held.values()]

@@ -237,10 +237,10 @@ def _staying(model: nn.Module, block: Block, keep: Sequence[int]) -> list[int]:
     return list(keep) or ([] if block.hollow or isinstance(model.get_submodule(block.out), Projection) else [0])
 
 
-def _block_without(loss: Removal, dropped: Mapping[str, set[int]], unread: Mapping[str, Sequence[int]]) -> Block:
+def _block_without(removal: Removal, dropped: Mapping[str, set[int]], unread: Mapping[str, Sequence[int]]) -> Block:
     """Return a block as it is when only some of its heads are left, and these rows and columns of linear modules are
     dropped."""
-    _, block, keep, stay = loss
+    _, block, keep, stay = removal
     gone = {path: sorted(dropped.get(path, ())) for path in (source.rows.path for source in block.made_by)}
     columns = unread.get(block.out, ())
     if not columns and not any(gone.values()):

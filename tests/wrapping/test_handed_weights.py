@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
+from mhaprune.hooks.products import WeightProduct, places_of
 from mhaprune.surgery.handed_weights import with_called_maps
 from support.own_layers import HEADS, WIDTH, Layer, apart, called, check, made
 
@@ -101,6 +103,19 @@ KINDS = [ByFunction, Causal, Concatenated, Packed, Handed, Multiplied]
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_are_found_removed_saved_and_read_again(kind: Any, tmp_path: Path) -> None:
     check(kind, tmp_path)
+
+
+def test_a_product_is_that_of_a_module_only_by_its_whole_weight_in_its_order() -> None:
+    module, computed = nn.Linear(4, 4), weight_norm(nn.Linear(4, 4))
+    modules, x = places_of([module, computed]), torch.randn(2, 3, 4)
+
+    def of(*given: Any, function: Any = torch.matmul) -> set[Any]:
+        return {each.module_of(modules) for each in WeightProduct.of(function, given, {})} - {None}
+
+    assert of(x, module.weight.T) == {module}
+    assert not of(x, module.weight)
+    assert not of(x, module.weight[:, :3].T) | of(x, computed.weight.T) | of(x, module.weight.detach().clone().T)
+    assert of(x, module.weight, function=F.linear) == {module}
 
 
 class Masked(ByFunction):

@@ -115,8 +115,8 @@ class WindowOfHead(Layer):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = by_head(self, x)
         far = slopes_of(1, x.shape[1]).abs() > 1 + torch.arange(self.num_heads)[:, None, None]
-        weights = (q @ k.mT).masked_fill(far, -torch.inf).softmax(-1)
-        return self.W_o((weights @ v).transpose(1, 2).flatten(2))
+        scores = torch.where(far, torch.full((1, 1, 1), -torch.inf), q @ k.mT)
+        return self.W_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
 class ListOfGates(Layer):
@@ -151,6 +151,7 @@ def test_positions_and_widths_may_be_as_many_as_heads(kind: Any) -> None:
     model, mask = made(kind).double(), {0: [1], 1: [0]}
     small, x = wrapped(model).prune(mask=mask), torch.arange(9).view(3, 3)
     torch.testing.assert_close(small(x), closed(model, OUTS, mask)(x))
+    assert repr(wrapped(small)).endswith("all removable")
 
 
 class Outer(SlopesOfCall):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mhaprune.hooks.attention_calls import attention_in_window
+from mhaprune.hooks.attention_calls import AttentionCalls, attention_in_window
 from support import attention
 from support.own_layers import Layer, check
 
@@ -70,6 +70,23 @@ class OfEachHead(nn.Module):
 def test_feed_forward_layers_in_each_head_are_no_attention() -> None:
     heads = attention.wrapped(attention.Attention, OfEachHead)
     assert {block.path for block in heads.subject.blocks} == {"layers.0"}
+
+
+def test_other_products_of_what_is_not_negative_are_no_attention() -> None:
+    """A feed-forward layer by parameters, and weights that are summed over the queries."""
+    seen: list[Any] = []
+
+    def through(attend: Any, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
+        seen.append(options)
+        return attend(query, key, value)
+
+    x, up, down = torch.randn(2, 5, 4), torch.randn(4, 6), torch.randn(6, 4)
+    with AttentionCalls(through):
+        _ = F.relu(x @ up) @ down
+        _ = torch.einsum("btu,btk->buk", F.relu(x @ x.mT), x)
+        assert not seen
+        _ = F.relu(x @ x.mT) @ x
+    assert [each["of_product"] for each in seen] == [True]
 
 
 def test_no_window_is_computed_where_weights_may_have_any_sum() -> None:
