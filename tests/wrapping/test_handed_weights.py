@@ -108,6 +108,7 @@ def test_heads_are_found_removed_saved_and_read_again(kind: Any, tmp_path: Path)
 def test_a_product_is_that_of_a_module_only_by_its_whole_weight_in_its_order() -> None:
     module, computed = nn.Linear(4, 4), weight_norm(nn.Linear(4, 4))
     modules, x = places_of([module, computed]), torch.randn(2, 3, 4)
+    assert {*modules.values()} == {module}
 
     def of(*given: Any, function: Any = torch.matmul) -> set[Any]:
         return {each.module_of(modules) for each in WeightProduct.of(function, given, {})} - {None}
