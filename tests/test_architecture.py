@@ -234,7 +234,7 @@ def test_a_docstring_begins_with_a_verb_or_a_noun() -> None:
     assert not {name: doc.split("\n")[0] for name, doc in docs if NOUN_CLAUSE.match(doc)}
 
 
-BUDGET = {"core": 20_120, "lab": 10_750, "tests": 29_250}
+BUDGET = {"core": 20_150, "lab": 10_750, "tests": 29_250}
 """The most lines of Python in each part, with 2 % of air, so that an addition is possible. Raising a number needs a
 reason: what comes in pays with what goes out."""
 LONGEST_FILE = 500
