@@ -119,7 +119,7 @@ def test_what_cannot_be_is_refused_in_one_line_and_leaves_no_folder(
     cache = [] if arguments[0].startswith("cache") else [f"cache={tmp_path / 'cache'}"]
     done = run_here(main, *output, *cache, *arguments)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {message}"), done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"error: {message}"), done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
@@ -161,7 +161,7 @@ SWEEPS = [
 def test_a_sweep_is_refused_before_its_first_job(arguments: list[str], message: str, tmp_path: Path) -> None:
     done = run_here(main, "-m", *arguments, f"hydra.sweep.dir={tmp_path / 'sweep'}", f"cache={tmp_path / 'cache'}")
     assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {message}")
+    assert done.stderr.splitlines()[-1].startswith(f"error: {message}")
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -170,7 +170,7 @@ def test_a_sweep_may_be_asked_for_anywhere_and_takes_no_other_flag(tmp_path: Pat
     place = f"hydra.sweep.dir={tmp_path / 'sweep'}"
     for asked in ("hydra.mode=MULTIRUN", "-m", "--multirun"):
         done = run_here(main, "experiment=train", "seed=0,abc", place, asked)
-        assert done.stderr.startswith("error: seed='abc': must be a whole number")
+        assert done.stderr.splitlines()[-1].startswith("error: seed='abc': must be a whole number")
     for flag in ("--info", "--resolve"):
         done = run_here(main, "-m", flag, "seed=0,1", place)
         assert done.stderr == f"error: {flag}: cannot stand beside -m, leave one of them out\n"
@@ -226,7 +226,9 @@ def test_a_folder_that_another_run_is_in_is_refused_and_left_alone(tmp_path: Pat
     (tmp_path / "run").mkdir()
     with locked(tmp_path / "run" / ".lock"):
         refused = run_here(main, "experiment=train", f"hydra.run.dir={tmp_path / 'run'}", "seed=5")
-        assert refused.stderr.startswith(f"error: hydra.run.dir={tmp_path / 'run'}: in use by process ")
+        assert refused.stderr.splitlines()[-1].startswith(
+            f"error: hydra.run.dir={tmp_path / 'run'}: in use by process "
+        )
         assert refused.stderr.endswith(", name another folder\n")
     assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 

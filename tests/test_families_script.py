@@ -128,7 +128,7 @@ def test_a_model_whose_package_is_missing_is_skipped_with_its_name(tmp_path: Pat
     assert (row.outcome, row.reason) == ("skipped", "needs the package no_such_package")
     done = run_here(families.main, "lama")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: NAME=lama: no such model, did you mean llama? ")
+    assert done.stderr.splitlines()[-1].startswith("error: NAME=lama: no such model, did you mean llama? ")
     done = run_here(families.main, "llama", "--page", "page.md")
     assert done[::2] == (1, "error: --page=page.md: has all models, leave out llama\n")
 

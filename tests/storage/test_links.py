@@ -67,7 +67,9 @@ def test_a_job_of_a_sweep_writes_through_no_link(tmp_path: Path, cache: Path) ->
         precious = laid(job, name, "link")
         done = run_here(main, *arguments)
         assert done.returncode == 1
-        assert done.stderr.startswith(f"error: hydra.sweep.dir={root}: {job.name}/{name.partition('/')[0]}")
+        assert done.stderr.splitlines()[-1].startswith(
+            f"error: hydra.sweep.dir={root}: {job.name}/{name.partition('/')[0]}"
+        )
         assert untouched(precious)
         (job / name).unlink()
     precious = laid(root, "multirun.yaml", "link")
@@ -143,7 +145,7 @@ def test_a_collection_writes_through_no_link(tmp_path: Path) -> None:
     precious = laid(tmp_path / "out", ".lock", "link")
     done = run_here(collect.main, str(tmp_path / "runs"), "--out", str(tmp_path / "out"))
     assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {tmp_path / 'out' / '.lock'}: is a link")
+    assert done.stderr.splitlines()[-1].startswith(f"error: {tmp_path / 'out' / '.lock'}: is a link")
     assert untouched(precious)
 
 
