@@ -167,8 +167,9 @@ class WeightProduct(NamedTuple):
         it is of none."""
         if self.weight.dim() != 2:
             return None
-        as_it_is = self.of_weight == self.outputs + self.inputs
-        return (as_it_is and modules.get(self.weight)) or modules.get(place_of(self.matrix(self.weight)))
+        if self.of_weight == self.outputs + self.inputs and self.weight in modules:
+            return modules[self.weight]
+        return modules.get(place_of(self.matrix(self.weight)))
 
     def by(self, linear: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the result, computed by a linear module, or another function of inputs (..., I)."""

@@ -57,7 +57,7 @@ def attributes_left(attention: nn.Module, block: Block, keep: Sequence[int]) -> 
     if shares_its_bias(attention):
         before = getattr(attention, "kept_heads", range(H))
         attributes["kept_heads"] = [before[h] for h in keep]
-    elif block.numbers or block.inputs or block.meets or hasattr(attention, "kept_numbers"):
+    elif block.numbers or block.inputs or hasattr(attention, "kept_numbers"):
         before = getattr(attention, "kept_numbers", range(H))
         attributes["kept_numbers"] = [before[h] for h in keep]
         if block.inputs:

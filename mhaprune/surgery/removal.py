@@ -175,6 +175,9 @@ def _note_sizes(
     block = removal.block
     made = [widths[source.rows.path] for source in block.made_by if source.role]
     holder = around(block.path, *block.outs)
+    if block.meets:
+        whole = getattr(model.get_submodule(holder), "kept_of_all", range(block.heads))
+        cut.set(holder, {"kept_of_all": [whole[h] for h in removal.stay]})
     before = cut.attributes.get(holder, {}).get("sizes_of_heads")
     before = getattr(model.get_submodule(holder), "sizes_of_heads", []) if before is None else before
     others = (each for n, each in enumerate(blocks) if n != removal.place)

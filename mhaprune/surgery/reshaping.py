@@ -117,7 +117,7 @@ def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
                 raise ValueError(f"config.mhaprune: {path}.{name} counts no heads")
             setattr(owner, name, value)
         if "inputs_of_heads" in values or "sizes_of_heads" in values:
-            kept = getattr(module, "kept_numbers", None)
+            kept = getattr(module, "kept_of_all", None)
             sizes = [Sizes(each, kept) for each in by_block(getattr(module, "sizes_of_heads", []))]
             surround(module, forward_of_fewer_heads, sizes)
         if "silent_columns" in values:

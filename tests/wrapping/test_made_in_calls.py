@@ -1,12 +1,14 @@
 """Tensors that a layer makes of numbers for all heads: in a call, in `eval`, or as a cache."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import mhaprune
 from support.own_layers import (
     GONE,
     HEADS,
@@ -137,10 +139,14 @@ OUTS = ["layers.0.W_o", "layers.1.W_o"]
     "kind",
     [SlopesOfLayer, SlopesIfAny, Slopes, SlopesOfCall, SlopesByLength, SlopesAsMask, WindowOfHead, ListOfGates],
 )
-def test_tensors_that_a_layer_has_are_cut_and_heads_read_their_parts_of_those_that_a_call_makes(kind: Any) -> None:
+def test_tensors_that_a_layer_has_are_cut_and_heads_read_their_parts_of_those_that_a_call_makes(
+    kind: Any, tmp_path: Path
+) -> None:
     model = made(kind).double()
     small = wrapped(model).prune(mask=GONE)
     assert apart(small, closed(model, OUTS)) < 1e-9
+    mhaprune.save(small, tmp_path)
+    assert apart(mhaprune.load(tmp_path, model=made(kind, seed=5).double()), small) == 0
     again = wrapped(small).prune(mask={1: [2]})
     assert apart(again, closed(model, OUTS, {**GONE, 1: [*GONE[1], 2]})) < 1e-9
 
