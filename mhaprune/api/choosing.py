@@ -148,9 +148,8 @@ def sparing(heads: ScoredHeads, schedule: Schedule, useless: Collection[BlockId]
     removal brings nothing of what is asked for, and two of each block that `meets` them. Raises `Unsupported` for a
     schedule that cannot."""
     stuck = {**dict.fromkeys(useless, "it keeps nothing in the cache"), **heads.proven.stuck}
-    two = {name for name, block in zip(heads.grid.blocks, heads.subject.blocks, strict=False) if block.meets}
-    steps = isinstance(schedule, Stepwise) and schedule.scope != "per_block"
-    if heads.proven.why_not or not (stuck or (two and steps)):
+    stay, steps = heads.must_stay(), isinstance(schedule, Stepwise) and schedule.scope != "per_block"
+    if heads.proven.why_not or not (stuck or (steps and any(stay.values()))):
         return schedule
     sizes = dict(zip(heads.grid.blocks, heads.grid.sizes, strict=True))
     own = schedule.keep_at_least if isinstance(schedule, Stepwise) else 0
@@ -159,8 +158,5 @@ def sparing(heads: ScoredHeads, schedule: Schedule, useless: Collection[BlockId]
         block, reason = next(iter(stuck.items()))
         what = "stay" if block in useless else "can be gated, not removed"
         raise Unsupported(f"heads of {block} {what}: {reason}; a score, or a search head by head, spares them")
-    least = {
-        block: size if block in stuck else max(least_in(block, own), min(2, size) * (block in two))
-        for block, size in sizes.items()
-    }
+    least = {block: size if block in stuck else max(least_in(block, own), stay[block]) for block, size in sizes.items()}
     return replace(schedule, keep_at_least=least)

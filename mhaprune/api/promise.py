@@ -55,7 +55,10 @@ def mask_in_time(
     """
     dense, cost = unit_costs(heads, batch_size)
     total, everything = float(cost.sum()), HeadMask(heads.grid)
-    free = torch.tensor([head.block not in heads.proven.stuck for head in heads.grid])
+    stay = heads.must_stay()
+    free = torch.tensor(
+        [n >= stay[name] for name, size in zip(heads.grid.blocks, heads.grid.sizes, strict=False) for n in range(size)]
+    )
     most = float(cost[free].sum())
     wanted = asked(dense)
     if wanted >= dense:
@@ -205,7 +208,7 @@ def _unit_times(heads: ScoredHeads, batch_size: int) -> dict[str, Any]:
 
 def _half(heads: ScoredHeads, name: BlockId) -> list[HeadId]:
     units: list[HeadId] = heads.subject.heads_of(name)
-    return [] if name in heads.proven.stuck else units[len(units) // 2 :]
+    return units[max(len(units) // 2, heads.must_stay()[name]) :]
 
 
 def _timed(heads: ScoredHeads, mask: HeadMask, batch_size: int) -> list[float]:

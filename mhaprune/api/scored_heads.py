@@ -13,7 +13,7 @@ from weakref import ref
 import pandas as pd
 from torch import nn
 
-from mhaprune.heads import HeadMask
+from mhaprune.heads import BlockId, HeadMask
 from mhaprune.saving.folders import make_plain
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.surgery.bare_weights import make_parameters
@@ -67,6 +67,11 @@ class ScoredHeads(ModelWithData):
             )
         self.promised.pruned = ref(model)
         return model
+
+    def must_stay(self) -> dict[BlockId, int]:
+        """Return how many units of each block must stay: those that cannot be removed, and two where it `meets`."""
+        blocks = zip(self.grid.blocks, self.grid.sizes, self.subject.blocks, strict=True)
+        return {name: n if name in self.proven.stuck else min(n, 2 * block.meets) for name, n, block in blocks}
 
     @abstractmethod
     def units(self, unit: Any) -> ScoredHeads:

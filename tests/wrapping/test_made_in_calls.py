@@ -188,6 +188,7 @@ def test_two_heads_stay_where_a_call_makes_tensors_for_all() -> None:
         heads.prune(mask={1: [0, 1, 2]})
     kept = heads.mask(keep=4, by=[1.0, 2, 3, 4, 5, 6, 7, 8]).kept
     assert [head.layer for head in kept] == [0, 0, 1, 1]
+    assert [*heads.must_stay().values()] == [2, 2]
     with pytest.raises(ValueError, match="4 must stay"):
         heads.mask(keep=3, by="random")
 

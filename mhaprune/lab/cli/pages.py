@@ -156,7 +156,7 @@ def sentence_of_pruned(heads: Heads, examples: int, rounds: int) -> str | None:
 
 def _allowed(heads: Heads, budgets: Sequence[float | int]) -> tuple[float | int, ...]:
     """Return the budgets that can be met without the heads that cannot be removed. Raises ValueError for none."""
-    total, most = len(heads.grid), sum(head.block not in heads.proven.stuck for head in heads.grid)
+    total, most = len(heads.grid), len(heads.grid) - sum(heads.must_stay().values())
     allowed = tuple(size for size in budgets if (size * total if is_share(size) else size) <= most)
     if not allowed:
         raise ValueError(f"budgets={[*budgets]}: must be at most {most} heads, the others cannot be removed")
